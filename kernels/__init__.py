@@ -1,0 +1,1 @@
+"""Triton kernels for DeepSeek-V4 attention over rings. Needs torch and triton only."""

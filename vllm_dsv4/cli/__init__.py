@@ -1,0 +1,1 @@
+"""Subcommands of the ``vllm-dsv4`` console script, one module each."""
