@@ -48,12 +48,16 @@ FLOAT32_KINDS = frozenset(
 
 @dataclass(frozen=True)
 class Spec:
-    """One tensor: its name and shape as stored in bf16, its purpose and its released format."""
+    """One tensor: its name and shape as stored in bf16, its purpose and its released format.
+
+    ``copy_of`` names the tensor that this one repeats, if it does.
+    """
 
     name: str
     shape: tuple[int, ...]
     kind: Kind = Kind.LINEAR
     quant: Quant = Quant.NONE
+    copy_of: str | None = None
 
     @property
     def bytes(self) -> int:
@@ -145,8 +149,12 @@ def _stream_head(prefix: str, shape: Shape) -> Iterator[Spec]:
 
 
 def _draft(prefix: str, shape: Shape) -> Iterator[Spec]:
-    """A draft layer: window-only attention, routed experts, its own projections and head."""
-    yield Spec(f"{prefix}emb.tok_emb.weight", (shape.vocab, shape.hidden), Kind.EMBEDDING)
+    """A draft layer: window-only attention, routed experts, projections of its own.
+
+    It repeats the embedding and the head, which vLLM's draft model reads from under its prefix.
+    """
+    table = (shape.vocab, shape.hidden)
+    yield Spec(f"{prefix}emb.tok_emb.weight", table, Kind.EMBEDDING, copy_of="embed.weight")
     yield Spec(f"{prefix}enorm.weight", (shape.hidden,), Kind.NORM)
     yield Spec(f"{prefix}hnorm.weight", (shape.hidden,), Kind.NORM)
     yield _linear(f"{prefix}e_proj", shape.hidden, shape.hidden)
@@ -154,7 +162,7 @@ def _draft(prefix: str, shape: Shape) -> Iterator[Spec]:
     yield from _layer(prefix, shape, ratio=0, hashed=False)
     yield Spec(f"{prefix}norm.weight", (shape.hidden,), Kind.NORM)
     yield from _stream_head(f"{prefix}hc_head_", shape)
-    yield Spec(f"{prefix}head.weight", (shape.vocab, shape.hidden), Kind.HEAD)
+    yield Spec(f"{prefix}head.weight", table, Kind.HEAD, copy_of="head.weight")
 
 
 def _linear(name: str, rows: int, columns: int) -> Spec:

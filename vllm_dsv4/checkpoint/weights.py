@@ -43,7 +43,7 @@ def values(spec: Spec, seed: int, experts: int) -> torch.Tensor:
     Depends on the seed and the name only, so tensors can be made in any order. The draws are
     NumPy's Philox, the same on every machine.
     """
-    digest = hashlib.sha256(f"{seed}:{spec.name}".encode()).digest()
+    digest = hashlib.sha256(f"{seed}:{spec.copy_of or spec.name}".encode()).digest()
     rng = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
     if spec.kind is Kind.EXPERT_TABLE:
         return _expert_table(rng, spec.shape, experts)

@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save
+from torch import Tensor
 
 from vllm_dsv4.checkpoint import tokenizer
 from vllm_dsv4.checkpoint.config import Form, Shape, config_json, generation_config_json
+from vllm_dsv4.checkpoint.dequantise import dequantise
 from vllm_dsv4.checkpoint.errors import BadOption
-from vllm_dsv4.checkpoint.names import Spec, tensors
+from vllm_dsv4.checkpoint.names import Quant, Spec, tensors
+from vllm_dsv4.checkpoint.quantise import block_fp8, fp4
 from vllm_dsv4.checkpoint.weights import values
 
 SHARD_BYTES = 64 * 2**20
@@ -68,9 +70,9 @@ def _write_weights(
     total = 0
     for number, specs in enumerate(shards, start=1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        content: dict[str, torch.Tensor] = {}
+        content: dict[str, Tensor] = {}
         for spec in specs:
-            content[spec.name] = values(spec, seed, shape.experts)
+            content.update(_stored(spec, values(spec, seed, shape.experts), form))
             progress(spec.bytes)
         (out / name).write_bytes(save(content, metadata={"format": "pt"}))
         where.update(dict.fromkeys(content, name))
@@ -78,6 +80,16 @@ def _write_weights(
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
     _write_json(out / "model.safetensors.index.json", index)
     return total
+
+
+def _stored(spec: Spec, value: Tensor, form: Form) -> dict[str, Tensor]:
+    """The tensors, by name, that stand for ``spec`` in a file of ``form``."""
+    if form is Form.BF16 or spec.quant is Quant.NONE:
+        return {spec.name: value}
+    weight, scale = block_fp8(value) if spec.quant is Quant.BLOCK_FP8 else fp4(value)
+    if form is Form.DEQUANTISED:
+        return {spec.name: dequantise(weight, scale)}
+    return {spec.name: weight, spec.name.removesuffix("weight") + "scale": scale}
 
 
 def _shards(shape: Shape) -> Iterator[list[Spec]]:
