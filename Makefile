@@ -1,0 +1,57 @@
+# Targets for people and CI. `make` alone lists them. PYTHON and TORCH_INDEX are the two variables
+# that a machine may need: the Python 3.11 to use, and a package index with the CPU build of torch.
+
+PYTHON ?= python3.11
+TORCH_INDEX ?=
+VENV := .venv
+RUN := $(VENV)/bin/python
+PYTEST := $(RUN) -m pytest
+
+# Quick suites first. A suite whose folder does not exist is skipped.
+SUITES := $(wildcard tests/kernels tests/engine tests/cluster tests/soak)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-quick bench lint types clean $(SUITES)
+
+help:
+	@echo "make setup       make or refresh $(VENV)"
+	@echo "make demo        generate with rings on a small model, and show what they save"
+	@echo "make test        lint, types, then every test suite"
+	@echo "make test-quick  the tests that take seconds"
+	@echo "make bench       time rings against vLLM's paged path"
+	@echo "make lint        ruff: rules and format"
+	@echo "make types       mypy"
+	@echo "make clean       remove what builds and tests leave behind, but not $(VENV)"
+
+setup:
+	@$(PYTHON) tools/setup_env.py --folder $(VENV) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+
+demo: setup
+	$(RUN) -m vllm_dsv4.cli.main demo
+
+bench: setup
+	$(RUN) -m vllm_dsv4.cli.main bench
+
+lint: setup
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+# kernels/ is installed as vllm_dsv4.kernels, so mypy sees it apart.
+types: setup
+	$(RUN) -m mypy vllm_dsv4 tools
+	$(RUN) -m mypy kernels
+
+test-quick: setup
+	$(PYTEST) tests/unit
+
+# One suite after another, also under -j: each uses all the cores that it is given.
+test: lint types test-quick
+	@set -e; for suite in $(SUITES); do $(MAKE) --no-print-directory $$suite; done
+
+$(SUITES): setup
+	$(PYTEST) $@
+
+clean:
+	rm -rf build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf *.egg-info tools/vllm_metadata/build tools/vllm_metadata/*.egg-info
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
