@@ -1,5 +1,6 @@
 # Targets for people and CI. `make` alone lists them. PYTHON and TORCH_INDEX are the two variables
-# that a machine may need: the Python 3.11 to use, and a package index with the CPU build of torch.
+# that a machine may need: the Python 3.11 to use, and a package index with the CPU build of torch
+# where pip is not configured with one.
 
 PYTHON ?= python3.11
 TORCH_INDEX ?=

@@ -20,14 +20,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON = (3, 11)
 METADATA = Path("tools/vllm_metadata")
 
-TORCH_IS_CPU = """
-import sys
-from importlib.metadata import version
-found = version("torch")
-print(found)
-sys.exit("+cpu" not in found)
-"""
-
 
 class SetupFailed(Exception):
     """A step did not work; the message says what to do about it."""
@@ -48,7 +40,7 @@ class Step:
     run: Callable[[], None]
 
     def digest(self) -> str:
-        content = hashlib.sha256(sys.version.encode())
+        content = hashlib.sha256()
         for path in self.inputs:
             content.update((ROOT / path).read_bytes())
         return content.hexdigest()
@@ -84,17 +76,6 @@ class Environment:
     def install_requirements(self, name: str) -> None:
         self.pip_install("-r", f"requirements/{name}.txt")
 
-    def check_torch(self) -> None:
-        probe = subprocess.run(
-            [str(self.python), "-c", TORCH_IS_CPU], capture_output=True, text=True, check=False
-        )
-        if probe.returncode:
-            raise SetupFailed(
-                f"pip found torch {probe.stdout.strip()}, which is not the CPU build. Name an "
-                "index that has it: make setup TORCH_INDEX=URL. PyTorch's 'Get started' page "
-                "shows the URL of its CPU index."
-            )
-
     def steps(self) -> list[Step]:
         return [
             Step("torch for the CPU", (Path("requirements/cpu.txt"),), self._install_torch),
@@ -121,10 +102,17 @@ class Environment:
         ]
 
     def _install_torch(self) -> None:
-        """Alone and first: the wrong build is noticed before the other packages are fetched."""
+        """Alone and first: a pip that knows no CPU build fails before it fetches anything."""
         pins = (ROOT / "requirements" / "cpu.txt").read_text().splitlines()
-        self.pip_install(next(pin for pin in pins if pin.startswith("torch==")))
-        self.check_torch()
+        pin = next(pin for pin in pins if pin.startswith("torch=="))
+        try:
+            self.pip_install(pin)
+        except SetupFailed as error:
+            raise SetupFailed(
+                f"{error}\npip finds no {pin}, the CPU build of torch, which is on an index of "
+                "PyTorch's own. Name it: make setup TORCH_INDEX=URL (PyTorch's 'Get started' page "
+                "shows the URL when CPU is chosen)."
+            ) from error
 
 
 def set_up(environment: Environment) -> None:

@@ -1,5 +1,7 @@
 """Block-fp8 and fp4 against an independent float64 computation of the nearest values."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -104,7 +106,7 @@ def test_streaming_pairs_a_scale_that_comes_before_its_weight() -> None:
 
 
 def test_streaming_reads_nothing_ahead() -> None:
-    def endless() -> object:
+    def endless() -> Iterator[tuple[str, torch.Tensor]]:
         yield "norm.weight", torch.ones(1)
         raise AssertionError("read past the first tensor")
 

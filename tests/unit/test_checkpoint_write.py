@@ -47,7 +47,7 @@ def test_another_seed_changes_every_random_tensor(tmp_path: Path) -> None:
 
 
 def test_files_hold_the_tensors_that_were_named_with_their_shapes(tmp_path: Path) -> None:
-    reported = []
+    reported: list[int] = []
     size = make_tiny(tmp_path, SMALL, progress=reported.append)
     found = load(tmp_path)
     assert {name: tuple(tensor.shape) for name, tensor in found.items()} == {
