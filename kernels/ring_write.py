@@ -1,0 +1,115 @@
+"""Writing a step's key rows into the rings of their sequences.
+
+Token at position ``p`` of the sequence in slot ``s`` goes to row ``p % rows`` of slot ``s``. Of a
+chunk longer than the ring only the last ``rows`` tokens are written, so that no row is written
+twice in a step; a decode or verify step of at most ``rows`` tokens is written whole.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from .caches import KeyCache
+from .fp8_ds_mla import HEAD_DIM
+from .quantize import store_fp8_row
+from .ring_tail import resolve_targets, tail_row, tail_tokens
+from .step_tokens import StepTokens
+
+
+@triton.jit
+def write_ring_kernel(
+    keys_ptr,  # bf16 [tokens, 512], rows key_stride apart
+    ring_ptr,  # uint8, slots slot_stride apart
+    positions_ptr,
+    request_ptr,
+    query_start_ptr,
+    slots_ptr,
+    ends_ptr,
+    key_stride,
+    slot_stride,
+    ROWS: tl.constexpr,
+    HEAD: tl.constexpr,
+    HAS_ENDS: tl.constexpr,
+    FP8: tl.constexpr,
+    FNUZ: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    slot, row, _ = tail_row(
+        token, positions_ptr, request_ptr, query_start_ptr, slots_ptr, ends_ptr, ROWS, HAS_ENDS
+    )
+    if slot == 0:
+        return
+    column = tl.arange(0, HEAD)
+    key = tl.load(keys_ptr + token * key_stride + column)
+    slot_ptr = ring_ptr + slot * slot_stride
+    if FP8:
+        store_fp8_row(slot_ptr, row, ROWS, key.to(tl.float32), FNUZ)
+    else:
+        tl.store(slot_ptr.to(tl.pointer_type(tl.bfloat16)) + row * HEAD + column, key)
+
+
+def write_ring(
+    keys: torch.Tensor,
+    ring: KeyCache,
+    step: StepTokens,
+    *,
+    targets: torch.Tensor | None = None,
+    ends: torch.Tensor | None = None,
+) -> None:
+    """Writes the last ``min(rows, chunk length)`` keys of every chunk into its slot's ring.
+
+    ``keys`` is bf16 ``[tokens, 512]`` with unit stride, rotated. Run it before attention reads the
+    ring (decode), or after it (prefill).
+
+    A snapshot is written with ``targets`` (int32 ``[requests]``: the slot to write in place of the
+    request's own, 0 for none) and ``ends`` (int64 ``[requests]``): only positions below a request's
+    end are written, and only in the step whose chunk holds the last of them.
+
+    Raises ValueError for tensors of another dtype or shape.
+    """
+    _check(keys, step)
+    slots, ends = resolve_targets(step, targets, ends)
+    tokens = len(keys)
+    if tokens == 0:
+        return
+    write_ring_kernel[(tokens,)](
+        keys,
+        ring.buffer,
+        step.positions,
+        step.token_to_request,
+        step.query_start,
+        slots,
+        ends,
+        keys.stride(0),
+        ring.stride,
+        ROWS=ring.rows,
+        HEAD=HEAD_DIM,
+        HAS_ENDS=ends is not None,
+        FP8=ring.is_fp8,
+        FNUZ=ring.dtype == torch.float8_e4m3fnuz,
+        num_warps=1,
+    )
+
+
+def write_ring_reference(
+    keys: torch.Tensor,
+    ring: KeyCache,
+    step: StepTokens,
+    *,
+    targets: torch.Tensor | None = None,
+    ends: torch.Tensor | None = None,
+) -> None:
+    """PyTorch twin of :func:`write_ring`, request by request."""
+    _check(keys, step)
+    slots, ends = resolve_targets(step, targets, ends)
+    for token, slot, row in tail_tokens(step, ring.rows, slots, ends):
+        ring.store_rows(slot.expand_as(row), row, keys[token])
+
+
+def _check(keys: torch.Tensor, step: StepTokens) -> None:
+    if keys.dtype != torch.bfloat16 or keys.shape[1:] != (HEAD_DIM,) or keys.stride(1) != 1:
+        raise ValueError(
+            f"keys are bf16 [tokens, {HEAD_DIM}] with unit stride, not {keys.dtype} of shape "
+            f"{tuple(keys.shape)} and strides {keys.stride()}"
+        )
+    step.check_tokens(len(keys))
