@@ -97,6 +97,11 @@ def dequantize_rows(
     return torch.cat([nope.flatten(1), rope], dim=1)
 
 
+def round_rows(keys: torch.Tensor, fp8_dtype: torch.dtype) -> torch.Tensor:
+    """Keys ``[n, 512]`` as a cache of ``fp8_dtype`` gives them back, in bf16, which is exact."""
+    return dequantize_rows(*quantize_rows(keys, fp8_dtype), fp8_dtype).to(torch.bfloat16)
+
+
 def store_rows(
     cache: torch.Tensor,
     rows: int,
