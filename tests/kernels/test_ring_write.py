@@ -1,23 +1,31 @@
 """Key rows in rings: what is written where, in which bits, and what is left alone."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
-from vllm_dsv4.kernels.caches import FORMATS, KeyCache
+from vllm_dsv4.kernels.caches import KeyCache
 from vllm_dsv4.kernels.fp8_ds_mla import HEAD_DIM, NOPE_DIM, ROW_BYTES, quantize_rows
 from vllm_dsv4.kernels.ring_write import write_ring, write_ring_reference
 
 from tests.kernels.sparse_memory import sparse_zeros
 from tests.kernels.steps import Chunk, make_step
+from tests.support.interpreter_speed import patched_once_a_launch
 
+DTYPES = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 WINDOW = 128
 POISON = 0xA7
 PADDING_BYTES = 48
 
 
-@pytest.fixture(params=FORMATS, ids=str)
+@pytest.fixture(autouse=True)
+def quick_interpreter() -> Iterator[None]:
+    with patched_once_a_launch():
+        yield
+
+
+@pytest.fixture(params=DTYPES, ids=str)
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
