@@ -28,7 +28,7 @@ setup:
 	@$(PYTHON) tools/setup_env.py --folder $(VENV) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 demo: setup
-	$(RUN) -m vllm_dsv4.cli.main demo
+	$(RUN) -m vllm_dsv4.cli.main demo --cache .cache/demo
 
 bench: setup
 	$(RUN) -m vllm_dsv4.cli.main bench
