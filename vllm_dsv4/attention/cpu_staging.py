@@ -1,0 +1,65 @@
+"""The staging buffers of the CPU path: one per kind, shared by all layers."""
+
+from __future__ import annotations
+
+import torch
+
+from vllm_dsv4.ring.geometry import (
+    FP8_DS_MLA_DATA_BYTES,
+    FP8_DS_MLA_SCALE_BYTES,
+    RingGeometry,
+    RingKind,
+    RingShape,
+)
+from vllm_dsv4.ring.layer import state_view
+from vllm_dsv4.ring.staging import RowCopy, staging_rows_needed
+
+
+class Staging:
+    """Rows of one step's prefill chunks, in the block layout of the rings (one block, one slot's
+    rows). Valid from the moment a layer fills it until the next layer does."""
+
+    def __init__(
+        self, geometry: RingGeometry, max_num_batched_tokens: int, max_num_seqs: int
+    ) -> None:
+        self._buffers: dict[RingKind, torch.Tensor] = {}
+        for kind in geometry.layers_of_kind:
+            shape = geometry.shape(kind)
+            rows = staging_rows_needed(kind.window, max_num_batched_tokens, max_num_seqs)
+            blocks = -(-rows // shape.rows)
+            self._buffers[kind] = torch.zeros((blocks, shape.slot_bytes), dtype=torch.uint8)
+
+    def buffer(self, kind: RingKind) -> torch.Tensor:
+        """uint8 ``[blocks, slot_bytes]``."""
+        return self._buffers[kind]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.numel() for buffer in self._buffers.values())
+
+
+def copy_rows(source: torch.Tensor, target: torch.Tensor, shape: RingShape, copy: RowCopy) -> None:
+    """Copy rows between two buffers of ``shape`` (uint8 ``[blocks, slot_bytes]``).
+
+    A window row is two pieces of its block, data and scales; a state row is one.
+    """
+    if copy.source.numel() == 0:
+        return
+    from_block, from_row = copy.source // shape.rows, copy.source % shape.rows
+    to_block, to_row = copy.target // shape.rows, copy.target % shape.rows
+    for rows_from, rows_to in zip(_pieces(source, shape), _pieces(target, shape), strict=True):
+        rows_to[to_block, to_row] = rows_from[from_block, from_row]
+
+
+def _pieces(buffer: torch.Tensor, shape: RingShape) -> list[torch.Tensor]:
+    """Views ``[blocks, rows, words]`` that together hold every byte of every row."""
+    if shape.kind is not RingKind.SWA:
+        return [state_view(buffer, shape.rows, shape.row_bytes)]
+    words = buffer.view(torch.int64)
+    data = FP8_DS_MLA_DATA_BYTES // 8
+    scale = FP8_DS_MLA_SCALE_BYTES // 8
+    split = shape.rows * data
+    return [
+        words[:, :split].unflatten(1, (shape.rows, data)),
+        words[:, split : split + shape.rows * scale].unflatten(1, (shape.rows, scale)),
+    ]

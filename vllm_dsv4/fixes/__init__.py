@@ -1,0 +1,1 @@
+"""Workarounds for vLLM: one a file, each with its reason and the condition for its removal."""

@@ -1,0 +1,49 @@
+"""vLLM's CPU platform, with what DSV4 needs to run on rings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm.platforms.cpu import CpuPlatform
+
+from vllm_dsv4.platforms.common import RingPlatform, serves_on_rings
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class Dsv4CpuPlatform(RingPlatform, CpuPlatform):
+    """``CpuPlatform`` for every model; for DSV4 on rings it also keeps what the user asked for."""
+
+    ray_device_key = "GPU"
+    """Ray places workers by a resource that a CPU node can declare (``ray start --num-gpus``)."""
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
+        """vLLM switches chunked prefill and prefix caching off for DSV4 on CPUs without AMX.
+
+        The ring path needs no AMX for either, so the user's settings are put back.
+        """
+        if not serves_on_rings(vllm_config):
+            super().check_and_update_config(vllm_config)
+            return
+        scheduler = vllm_config.scheduler_config
+        chunked = scheduler.enable_chunked_prefill
+        max_num_batched_tokens = scheduler.max_num_batched_tokens
+        super().check_and_update_config(vllm_config)
+        scheduler.enable_chunked_prefill = chunked
+        scheduler.max_num_batched_tokens = max_num_batched_tokens
+
+    @classmethod
+    def register_triton_kernel_overrides(cls) -> None:
+        """Add our versions of DSV4's metadata kernels to vLLM's list, where Triton is absent."""
+        super().register_triton_kernel_overrides()
+        from vllm.triton_utils import HAS_TRITON
+
+        if HAS_TRITON:
+            return
+        from vllm.triton_utils.dispatcher import register_kernels
+
+        from vllm_dsv4.platforms.cpu_kernels import KERNELS
+
+        register_kernels(KERNELS)

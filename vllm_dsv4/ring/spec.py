@@ -1,0 +1,102 @@
+"""How vLLM's planner sees a ring: a spec that costs the paged pool nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import torch
+from vllm.utils.math_utils import cdiv
+from vllm.v1.kv_cache_interface import CircularBufferSpec, KVCacheSpec
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+PLACEHOLDER_BYTES = 4
+"""Bytes of the page that every ring layer shows in a paged block. All ring layers together stay
+far below the compressed caches' pages, so they never widen a block."""
+
+ROW_COLUMNS = 8
+"""Least columns of a ring group's block-table row: slot, and the snapshot orders of ``manager``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RingSpec(CircularBufferSpec):
+    """One spec for every ring layer, so that vLLM forms one ring group with one builder.
+
+    ``CircularBufferSpec`` marks it as state: vLLM's packing never lets it widen a block, and its
+    blocks are never zeroed.
+
+    Attributes:
+        num_slots: slots that can be lent.
+        bytes_per_slot: bytes of one slot over all layers of a rank, for reports only.
+    """
+
+    num_slots: int
+    num_snapshots: int = 0
+    bytes_per_slot: int = 0
+    bytes_per_snapshot: int = 0
+    snapshot_interval: int = 0
+
+    @property
+    def prefix_cacheable(self) -> bool:
+        return self.num_snapshots > 0
+
+    def max_memory_usage_bytes(self, vllm_config: VllmConfig) -> int:
+        """0: a slot is not taken from the pool."""
+        del vllm_config
+        return 0
+
+    def max_num_blocks_per_req(self, vllm_config: VllmConfig, max_len: int) -> int:
+        """Columns of the block-table row.
+
+        Only ``ROW_COLUMNS`` are used, but the first model runner maps every position of every
+        group to ``block_table[position // block_size]``: the row must be that long.
+        """
+        del vllm_config
+        return max(ROW_COLUMNS, cdiv(max_len, self.block_size))
+
+    @classmethod
+    def merge(cls, specs: list[Self]) -> Self:
+        """One spec out of equal ones.
+
+        Raises:
+            AssertionError: they differ. vLLM then knows that the layers do not form one group;
+                merging leniently would make it treat the whole model as having one spec.
+        """
+        if any(type(spec) is not cls or spec != specs[0] for spec in specs):
+            raise AssertionError("ring layers must share one RingSpec")
+        return specs[0]
+
+    def is_uniform_with_collection(self, kv_cache_specs: dict[str, KVCacheSpec]) -> bool:
+        return all(spec == self for spec in kv_cache_specs.values())
+
+
+def make_ring_spec(
+    block_size: int,
+    num_slots: int,
+    bytes_per_slot: int,
+    num_snapshots: int = 0,
+    bytes_per_snapshot: int = 0,
+    snapshot_interval: int = 0,
+) -> RingSpec:
+    """The ring spec of a model whose paged blocks hold ``block_size`` tokens.
+
+    The same block size keeps vLLM's scheduling and hashing granularity as the paged groups set it.
+    """
+    return RingSpec(
+        block_size=block_size,
+        num_kv_heads=1,
+        max_tp_shards=1,
+        head_size=PLACEHOLDER_BYTES,
+        head_size_v=0,
+        dtype=torch.uint8,
+        dcp_sharded=False,
+        tokens_per_state=block_size,
+        state_content_bytes=PLACEHOLDER_BYTES,
+        num_slots=num_slots,
+        num_snapshots=num_snapshots,
+        bytes_per_slot=bytes_per_slot,
+        bytes_per_snapshot=bytes_per_snapshot,
+        snapshot_interval=snapshot_interval,
+    )

@@ -1,0 +1,183 @@
+"""Index plans for rings served through paged-cache operators (the CPU path).
+
+vLLM's CPU operators address a cache as ``block * block_size + offset``. A ring with one block per
+slot is such a cache, so a decode step reads and writes it in place. A prefill chunk may be longer
+than the ring, so its rows go to a staging buffer, laid out per request as
+
+    [ tail: rows the ring still holds and this chunk may read | this chunk's rows ]
+
+which the operator reads; afterwards the chunk's last rows are copied to the ring. The plan of one
+step is the same for every layer of a kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from vllm_dsv4.ring.addressing import flat_row, oldest_readable
+from vllm_dsv4.ring.step import RingStep
+
+
+@dataclass(frozen=True)
+class RowCopy:
+    """Rows to copy between a ring and the staging buffer, as flat row numbers (int64)."""
+
+    source: torch.Tensor
+    target: torch.Tensor
+
+
+class StagingPlan:
+    """Where the tokens of one step live, for rings of one ratio.
+
+    Args:
+        step: the batch.
+        ratio: 0 for SWA keys, 4 or 128 for compressor state.
+        window: positions that a query reads, its own included.
+        rows: rows of a ring slot.
+        lookahead: tokens of a step that may still be rejected.
+
+    All index tensors are int64; -1 marks a position before the sequence's start.
+    """
+
+    def __init__(self, step: RingStep, ratio: int, window: int, rows: int, lookahead: int) -> None:
+        self.step = step
+        self.ratio = ratio
+        self.window = window
+        self.rows = rows
+        self.lookahead = lookahead
+        self.num_decode_tokens = step.num_decode_tokens
+        self.num_prefill_tokens = step.num_tokens - step.num_decode_tokens
+
+    @cached_property
+    def decode_write(self) -> torch.Tensor:
+        """``[decode tokens]``: ring row of each decode token."""
+        n = self.num_decode_tokens
+        return flat_row(self.step.token_slots[:n], self.step.positions[:n], self.rows)
+
+    @cached_property
+    def decode_read(self) -> torch.Tensor:
+        """``[decode tokens, window]``: ring rows of the positions that each decode token reads."""
+        n = self.num_decode_tokens
+        positions = self._window_positions(self.step.positions[:n])
+        rows = flat_row(self.step.token_slots[:n, None], positions, self.rows)
+        return torch.where(positions >= 0, rows, -1)
+
+    @cached_property
+    def prefill_write(self) -> torch.Tensor:
+        """``[prefill tokens]``: staging row of each prefill token."""
+        return self._staging_row(slice(None), self._prefill_positions)
+
+    @cached_property
+    def prefill_read(self) -> torch.Tensor:
+        """``[prefill tokens, window]``: staging rows of the positions that each token reads."""
+        positions = self._window_positions(self._prefill_positions)
+        rows = self._staging_row((slice(None), None), positions)
+        # Positions older than the staged tail belong to closed groups, which no token reads.
+        staged = positions >= self._tail_first[self._prefill_req][:, None]
+        return torch.where(staged & (positions >= 0), rows, -1)
+
+    @cached_property
+    def ring_to_staging(self) -> RowCopy:
+        """The tails: rows before each chunk that its tokens may read."""
+        req, positions = _ranges(self._tail_first, self._first)
+        slots = self._prefill_slots[req]
+        return RowCopy(
+            source=flat_row(slots, positions, self.rows),
+            target=self._tail_base[req] + positions - self._tail_first[req],
+        )
+
+    @cached_property
+    def staging_to_ring(self) -> RowCopy:
+        """The last rows of each chunk: what a later step may read, were the last ones rejected."""
+        return self.tail_up_to(self._end, self._prefill_slots)
+
+    def tail_up_to(self, end: torch.Tensor, slots: torch.Tensor) -> RowCopy:
+        """Rows that a query at ``end - lookahead`` or later may read, bound for ``slots``.
+
+        Never more than ``rows`` of one request, so no two writes of a step meet in one row.
+
+        Args:
+            end: int64 ``[prefills]``, one past the last position to write, within this chunk.
+            slots: int64 ``[prefills]``, target slots.
+        """
+        oldest = oldest_readable(self.ratio, (end - self.lookahead).clamp(min=0))
+        first = torch.maximum(torch.maximum(oldest, self._tail_first), end - self.rows)
+        req, positions = _ranges(torch.maximum(first, self._written_from(slots)), end)
+        return RowCopy(
+            source=self._tail_base[req] + positions - self._tail_first[req],
+            target=flat_row(slots[req], positions, self.rows),
+        )
+
+    def _written_from(self, slots: torch.Tensor) -> torch.Tensor:
+        """The ring already holds rows before the chunk; another slot needs the tail as well."""
+        return torch.where(slots == self._prefill_slots, self._first, self._tail_first)
+
+    @property
+    def num_staging_rows(self) -> int:
+        """Rows of the staging buffer that this step uses."""
+        if self.num_prefill_tokens == 0:
+            return 0
+        return int(self._tail_base[-1] + self._end[-1] - self._tail_first[-1])
+
+    @cached_property
+    def _prefill_slots(self) -> torch.Tensor:
+        return self.step.slots[self.step.num_decodes :].to(torch.int64)
+
+    @cached_property
+    def _prefill_positions(self) -> torch.Tensor:
+        return self.step.positions[self.num_decode_tokens :]
+
+    @cached_property
+    def _prefill_req(self) -> torch.Tensor:
+        return self.step.token_to_req[self.num_decode_tokens :] - self.step.num_decodes
+
+    @cached_property
+    def _end(self) -> torch.Tensor:
+        return self.step.seq_lens[self.step.num_decodes :].to(torch.int64)
+
+    @cached_property
+    def _first(self) -> torch.Tensor:
+        bounds = self.step.query_start_loc[self.step.num_decodes :].to(torch.int64)
+        return self._end - bounds.diff()
+
+    @cached_property
+    def _tail_first(self) -> torch.Tensor:
+        return oldest_readable(self.ratio, self._first).clamp(min=0)
+
+    @cached_property
+    def _tail_base(self) -> torch.Tensor:
+        lengths = self._end - self._tail_first
+        return lengths.cumsum(0) - lengths
+
+    def _staging_row(self, index: object, positions: torch.Tensor) -> torch.Tensor:
+        shift = (self._tail_base - self._tail_first)[self._prefill_req]
+        return shift[index] + positions
+
+    def _window_positions(self, positions: torch.Tensor) -> torch.Tensor:
+        """``[tokens, window]``, -1 where there is no such position.
+
+        Window keys are listed from the oldest, left-aligned, as vLLM's CPU attention lists them;
+        compressor rows keep their place in the group.
+        """
+        offsets = torch.arange(self.window, device=positions.device)
+        if self.ratio:
+            return (positions[:, None] - (self.window - 1) + offsets).clamp(min=-1)
+        listed = (positions - (self.window - 1)).clamp(min=0)[:, None] + offsets
+        return torch.where(listed <= positions[:, None], listed, -1)
+
+
+def staging_rows_needed(window: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:
+    """Rows that any step can need: every token, and a tail for every prefilling request."""
+    return max_num_batched_tokens + min(max_num_seqs, max_num_batched_tokens) * (window - 1)
+
+
+def _ranges(first: torch.Tensor, end: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """All integers of the half-open ranges ``[first[i], end[i])``, with their ``i``."""
+    lengths = (end - first).clamp(min=0)
+    total = int(lengths.sum())
+    owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths, output_size=total)
+    offsets = torch.arange(total) - (lengths.cumsum(0) - lengths)[owner]
+    return owner, first[owner] + offsets

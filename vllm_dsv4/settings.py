@@ -1,0 +1,95 @@
+"""Our environment variables, parsed in one place.
+
+All start with ``VLLM_DSV4_``: Ray copies only variables named ``VLLM_...`` to its workers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+PREFIX = "VLLM_DSV4_"
+
+
+class SettingError(ValueError):
+    """An environment variable that cannot be used; the message says what can be."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment asks for.
+
+    Attributes:
+        ring: ``VLLM_DSV4_RING``; False serves DSV4 on vLLM's own paged path.
+        slots: ``VLLM_DSV4_SLOTS``; None means one per ``--max-num-seqs``.
+        poison: ``VLLM_DSV4_POISON``; fill a slot with NaN when it is lent (a debugging aid:
+            results must not change by a bit).
+        attention: ``VLLM_DSV4_ATTENTION``; on ROCm, our Triton kernels or vLLM's own.
+        snapshot_slots: ``VLLM_DSV4_SNAPSHOT_SLOTS``; None means the default of ``snapshots``.
+        snapshot_interval: ``VLLM_DSV4_SNAPSHOT_INTERVAL``; tokens, 0 for the last boundary only.
+    """
+
+    ring: bool = True
+    slots: int | None = None
+    poison: bool = False
+    attention: Literal["triton", "native"] = "triton"
+    snapshot_slots: int | None = None
+    snapshot_interval: int = 0
+
+
+_KNOWN = frozenset(
+    PREFIX + name
+    for name in ("RING", "SLOTS", "POISON", "ATTENTION", "SNAPSHOT_SLOTS", "SNAPSHOT_INTERVAL")
+)
+
+
+def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Parse the environment.
+
+    Raises:
+        SettingError: a value that cannot be parsed, or an unknown ``VLLM_DSV4_`` name.
+    """
+    env = os.environ if environ is None else environ
+    unknown = sorted(name for name in env if name.startswith(PREFIX) and name not in _KNOWN)
+    if unknown:
+        raise SettingError(
+            f"unknown environment variable {unknown[0]}={env[unknown[0]]!r}; known are "
+            f"{', '.join(sorted(_KNOWN))}. Unset it or correct its name."
+        )
+    attention = env.get(PREFIX + "ATTENTION", "triton")
+    if attention not in ("triton", "native"):
+        raise SettingError(
+            f"VLLM_DSV4_ATTENTION={attention!r}; use 'triton' (our kernels) or 'native' (vLLM's)."
+        )
+    return Settings(
+        ring=_flag(env, "RING", True),
+        slots=_count(env, "SLOTS", minimum=1),
+        poison=_flag(env, "POISON", False),
+        attention=attention,  # type: ignore[arg-type]
+        snapshot_slots=_count(env, "SNAPSHOT_SLOTS", minimum=0),
+        snapshot_interval=_count(env, "SNAPSHOT_INTERVAL", minimum=0) or 0,
+    )
+
+
+def _flag(env: Mapping[str, str], name: str, default: bool) -> bool:
+    value = env.get(PREFIX + name)
+    if value is None:
+        return default
+    if value in ("0", "1"):
+        return value == "1"
+    raise SettingError(f"{PREFIX}{name}={value!r}; use 0 or 1.")
+
+
+def _count(env: Mapping[str, str], name: str, minimum: int) -> int | None:
+    value = env.get(PREFIX + name)
+    if value is None or value == "":
+        return None
+    try:
+        number = int(value)
+    except ValueError:
+        number = minimum - 1
+    if number < minimum:
+        raise SettingError(f"{PREFIX}{name}={value!r}; use a whole number, {minimum} or more.")
+    return number
