@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeAlias
 
 from vllm_dsv4.ring.geometry import SWA_WINDOW
 
-Index = TypeVar("Index")
-"""An ``int`` or an int64 tensor; both work element by element."""
+Index: TypeAlias = Any
+"""An ``int`` or an int64 tensor; every formula here works on both, element by element."""
 
 NULL_SLOT = 0
 """Padding rows and dummy batches point here. It is never lent and never read by a live row."""
@@ -15,12 +15,12 @@ NULL_SLOT = 0
 
 def row_in_slot(position: Index, rows: int) -> Index:
     """Row within the slot of the token at ``position`` (tokens from the sequence's start)."""
-    return position % rows  # type: ignore[operator]
+    return position % rows
 
 
 def flat_row(slot: Index, position: Index, rows: int) -> Index:
     """Row counted from the start of a layer's ring. Give int64 tensors: it passes 2**31 early."""
-    return slot * rows + row_in_slot(position, rows)  # type: ignore[operator]
+    return slot * rows + row_in_slot(position, rows)
 
 
 def oldest_readable(ratio: int, next_position: Index) -> Index:
@@ -34,6 +34,6 @@ def oldest_readable(ratio: int, next_position: Index) -> Index:
     The result may be negative: such positions do not exist.
     """
     if ratio == 0:
-        return next_position - (SWA_WINDOW - 1)  # type: ignore[operator]
-    open_group = next_position // ratio * ratio  # type: ignore[operator]
+        return next_position - (SWA_WINDOW - 1)
+    open_group = next_position // ratio * ratio
     return open_group - ratio if ratio == 4 else open_group
