@@ -302,7 +302,8 @@ def isa_variants() -> list[KernelVariant]:
                     num_warps=LANES // WAVE_SIZES[arch],
                     archs=(arch,),
                     min_workgroups_per_cu=2,
-                    compare_to=f"decode, {rows}" + (f", {source}" if is_fp8 else ""),
+                    refreshed_by_host=True,
+                    shape=f"decode, {rows}, {source}",
                 )
             )
     return variants

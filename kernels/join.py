@@ -129,7 +129,7 @@ def isa_variants() -> list[KernelVariant]:
             num_warps=LANES // wave_size,
             archs=(arch,),
             min_workgroups_per_cu=2,
-            compare_to="join",
+            shape="join, 8 shares",
         )
         for arch, wave_size in WAVE_SIZES.items()
         for rotate in (False, True)

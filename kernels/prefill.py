@@ -291,7 +291,8 @@ def isa_variants() -> list[KernelVariant]:
                     num_warps=LANES // WAVE_SIZES[arch],
                     archs=(arch,),
                     min_workgroups_per_cu=2,
-                    compare_to="prefill",
+                    refreshed_by_host=True,
+                    shape="prefill",
                 )
             )
     return variants

@@ -31,5 +31,8 @@ class KernelVariant:
     """How many workgroups a compute unit's LDS must have room for."""
     wide_loads: bool = True
     """Whether its main loop must use 16-byte global loads."""
-    compare_to: str | None = None
-    """Name of the vLLM variant of the same shape: no more registers than that one."""
+    refreshed_by_host: bool = False
+    """Whether it reads numbers that the host writes between replays of a captured graph: those
+    may not be scalar loads, which can return what stood there before."""
+    shape: str | None = None
+    """What it works on, where vLLM has a kernel for the same: ours must not take more registers."""

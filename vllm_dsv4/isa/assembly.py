@@ -23,9 +23,9 @@ _WIDTHS = {
     "dwordx4": 16,
     "b128": 16,
 }
-_LOAD = re.compile(
-    r"^(?:global|buffer|flat)_load_(?:lds_)?(?:async_to_lds_)?(?:d16_hi_|d16_)?(\w+?)\s"
-)
+_LOAD = re.compile(r"^(?:global|buffer|flat)_load_(\w+)")
+_NOT_WIDTH = re.compile(r"async_to_lds_|lds_|d16_hi_|d16_|_d16_hi|_d16")
+_SCALAR_LOAD = re.compile(r"^s_load_\w+ \S+, (s\[\d+:\d+\])")
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class Figures:
     global_loads: dict[int, int]
     """Global loads by their width in bytes."""
     instructions: int
+    scalar_loads_of_data: int
+    """Scalar loads from elsewhere than the kernel's arguments."""
 
 
 def read_assembly(text: str, lds_bytes: int) -> Figures:
@@ -56,11 +58,13 @@ def read_assembly(text: str, lds_bytes: int) -> Figures:
     ``lds_bytes`` comes from Triton: the assembly names it only where it is known to the linker.
     """
     instructions = _instructions(text)
+    # A kernel reads its arguments first of all, from the pair of registers that points to them.
+    bases = [match.group(1) for line in instructions if (match := _SCALAR_LOAD.match(line))]
     loads: dict[int, int] = {}
     for line in instructions:
         match = _LOAD.match(line)
         if match:
-            width = _WIDTHS[match.group(1)]
+            width = _WIDTHS[_NOT_WIDTH.sub("", match.group(1))]
             loads[width] = loads.get(width, 0) + 1
     return Figures(
         vgpr=_number(text, r"\.vgpr_count:\s+(\d+)"),
@@ -75,6 +79,7 @@ def read_assembly(text: str, lds_bytes: int) -> Figures:
         global_load_bytes_widest=max(loads, default=0),
         global_loads=dict(sorted(loads.items())),
         instructions=len(instructions),
+        scalar_loads_of_data=sum(base != bases[0] for base in bases),
     )
 
 

@@ -1,17 +1,14 @@
 """Compiles a kernel variant for an AMD architecture, on any machine."""
 
 import os
-from functools import cache
 
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler import compile as triton_compile
 
 from vllm_dsv4.isa.assembly import Figures, read_assembly
+from vllm_dsv4.kernels.launch import WAVE_SIZES
 from vllm_dsv4.kernels.variants import KernelVariant
-
-WAVE_SIZE = {"gfx942": 64, "gfx950": 64, "gfx1250": 32}
-LDS_BYTES_PER_CU = {"gfx942": 64 * 1024, "gfx950": 160 * 1024, "gfx1250": 320 * 1024}
 
 
 def check_environment() -> None:
@@ -21,7 +18,7 @@ def check_environment() -> None:
 
 
 def compile_variant(variant: KernelVariant, arch: str) -> tuple[Figures, str]:
-    """Figures and assembly of ``variant`` on ``arch``, one of ``WAVE_SIZE``."""
+    """Figures and assembly of ``variant`` on ``arch``, one of ``ARCHS``."""
     names = variant.kernel.arg_names
     given = {*variant.types, *variant.constants}
     if given != set(names) or set(variant.types) & set(variant.constants):
@@ -39,13 +36,8 @@ def compile_variant(variant: KernelVariant, arch: str) -> tuple[Figures, str]:
     )
     compiled = triton_compile(
         source,
-        target=GPUTarget("hip", arch, WAVE_SIZE[arch]),
+        target=GPUTarget("hip", arch, WAVE_SIZES[arch]),
         options={"num_warps": variant.num_warps, **variant.options},
     )
     assembly = compiled.asm["amdgcn"]
     return read_assembly(assembly, compiled.metadata.shared), assembly
-
-
-@cache
-def known_archs() -> tuple[str, ...]:
-    return tuple(WAVE_SIZE)

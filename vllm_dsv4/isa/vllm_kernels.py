@@ -1,7 +1,8 @@
 """vLLM's own ROCm attention kernels, as variants to compile beside ours.
 
 Their constants are those of vLLM 0.32's launchers for 16 heads of 512, a window cache of blocks of
-64 rows and a compressed cache of blocks of 64 rows.
+64 rows and a compressed cache of blocks of 64 rows. Over bf16 rows vLLM has one kernel, which is
+given one list of indices for both sources.
 """
 
 from types import ModuleType, SimpleNamespace
@@ -93,6 +94,7 @@ def _decode_variants(module: ModuleType) -> list[KernelVariant]:
                 num_warps=4,
                 options={"waves_per_eu": 0},
                 archs=("gfx950",),
+                shape=f"decode, fp8, {source}",
             )
         )
         scalars = {"scale": "fp32", "num_heads": "i32:16"}
@@ -127,6 +129,7 @@ def _decode_variants(module: ModuleType) -> list[KernelVariant]:
                 },
                 num_warps=4,
                 archs=("gfx942",),
+                shape=f"decode, fp8, {source}",
             )
         )
         variants.append(
@@ -150,6 +153,7 @@ def _decode_variants(module: ModuleType) -> list[KernelVariant]:
                 },
                 num_warps=8,
                 archs=("gfx1250",),
+                shape=f"decode, fp8, {source}",
             )
         )
     return variants
@@ -160,7 +164,8 @@ def _bf16_decode_variants(module: ModuleType) -> list[KernelVariant]:
     return [
         KernelVariant(
             kernel=kernel,
-            name="bf16",
+            name=f"bf16, {source}",
+            shape=f"decode, bf16, {source}",
             types={
                 "q_ptr": "*bf16:16",
                 "kv_ptr": "*bf16:16",
@@ -194,6 +199,7 @@ def _bf16_decode_variants(module: ModuleType) -> list[KernelVariant]:
             },
             num_warps=4,
         )
+        for source in ("window", "window+compressed")
     ]
 
 
@@ -201,7 +207,8 @@ def _join_variants(module: ModuleType) -> list[KernelVariant]:
     return [
         KernelVariant(
             kernel=module._sparse_attn_decode_reduce_kernel,
-            name="8 splits",
+            name="8 shares, rotated back",
+            shape="join, 8 shares",
             types={
                 "part_m_ptr": "*fp32:16",
                 "part_l_ptr": "*fp32:16",
@@ -246,7 +253,8 @@ def _prefill_variants(module: ModuleType) -> list[KernelVariant]:
     return [
         KernelVariant(
             kernel=module._sparse_attn_prefill_ragged_kernel,
-            name="bf16 gathered",
+            name="bf16, gathered",
+            shape="prefill",
             types={
                 "q_ptr": "*bf16:16",
                 "kv_ptr": "*bf16:16",
