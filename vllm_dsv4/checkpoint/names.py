@@ -13,6 +13,7 @@ class Kind(Enum):
     EMBEDDING = auto()
     HEAD = auto()
     LINEAR = auto()
+    EXPERT_OUTPUT = auto()
     ROUTER = auto()
     ROUTER_BIAS = auto()
     EXPERT_TABLE = auto()
@@ -129,15 +130,15 @@ def _experts(prefix: str, shape: Shape, hashed: bool) -> Iterator[Spec]:
         yield Spec(f"{prefix}gate.tid2eid", table, Kind.EXPERT_TABLE)
     else:
         yield Spec(f"{prefix}gate.bias", (shape.experts,), Kind.ROUTER_BIAS)
-    yield from _expert(f"{prefix}shared_experts.", shape, Quant.BLOCK_FP8)
+    yield from _expert(f"{prefix}shared_experts.", shape, Kind.LINEAR, Quant.BLOCK_FP8)
     for expert in range(shape.experts):
-        yield from _expert(f"{prefix}experts.{expert}.", shape, Quant.FP4)
+        yield from _expert(f"{prefix}experts.{expert}.", shape, Kind.EXPERT_OUTPUT, Quant.FP4)
 
 
-def _expert(prefix: str, shape: Shape, quant: Quant) -> Iterator[Spec]:
+def _expert(prefix: str, shape: Shape, output: Kind, quant: Quant) -> Iterator[Spec]:
     up = (shape.expert_width, shape.hidden)
     yield Spec(f"{prefix}w1.weight", up, quant=quant)
-    yield Spec(f"{prefix}w2.weight", (shape.hidden, shape.expert_width), quant=quant)
+    yield Spec(f"{prefix}w2.weight", (shape.hidden, shape.expert_width), output, quant)
     yield Spec(f"{prefix}w3.weight", up, quant=quant)
 
 
