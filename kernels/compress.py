@@ -13,11 +13,13 @@ import triton.language as tl
 
 from .caches import KeyCache
 from .compress_state import check_step_values
-from .compressor import CompressorShape, CompressorWeights, StateRing
+from .compressor import MODEL_SHAPES, CompressorShape, CompressorWeights, StateRing
 from .fp8_ds_mla import ROPE_DIM
 from .indexer_cache import INDEXER_DIM, IndexerCache
+from .launch import KV_DTYPES, WAVE_SIZES, warps
 from .quantize import power_of_two, rotate_tail, scale_exponent, store_fp8_row, to_fp8
-from .step_tokens import StepTokens, chunk_of, load_index
+from .step_tokens import INDEX_TYPES, StepTokens, chunk_of, load_index
+from .variants import KernelVariant
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -173,7 +175,7 @@ def compress(
     ``history_rows`` int64 ``[>= tokens]`` is ``block * history.rows + row`` of the row that a token
     closes, negative where it is not to be stored; it is read at closing tokens only.
 
-    Raises ValueError for tensors of another dtype or shape, and for another cache.
+    Raises ValueError for tensors of another dtype, shape or alignment, and for another cache.
     """
     check_step_values(keys, scores, ring.shape, step)
     _check_history(ring.shape, history, history_rows, len(keys))
@@ -181,7 +183,7 @@ def compress(
     if tokens == 0:
         return
     shape = ring.shape
-    tile, warps = _tile_and_warps(shape)
+    tile, lanes = _tile_and_lanes(shape)
     compress_kernel[(tokens,)](
         keys,
         scores,
@@ -211,15 +213,14 @@ def compress(
         BLOCK_ROWS=history.rows,
         FP8=history.dtype != torch.bfloat16,
         FNUZ=history.dtype == torch.float8_e4m3fnuz,
-        num_warps=warps,
+        num_warps=warps(keys.device, lanes),
     )
 
 
-def _tile_and_warps(shape: CompressorShape) -> tuple[int, int]:
-    """Window rows that a program holds at a time, and its warps."""
-    if shape.head == 128:
-        return 8, 1
-    return (8, 4) if shape.overlaps else (16, 8)
+def _tile_and_lanes(shape: CompressorShape) -> tuple[int, int]:
+    """Window rows that a workgroup holds at a time, and its lanes: 16 keys a lane."""
+    tile = 8 if shape.overlaps else 16
+    return tile, tile * shape.head // 16
 
 
 def _check_history(
@@ -237,3 +238,48 @@ def _check_history(
             f"history_rows is int64 [>= {tokens}], not {history_rows.dtype} of shape "
             f"{tuple(history_rows.shape)}"
         )
+
+
+def isa_variants() -> list[KernelVariant]:
+    """The three compressors of the model, by the type of the rows that they store on each card."""
+    variants = []
+    for shape in MODEL_SHAPES:
+        tile, lanes = _tile_and_lanes(shape)
+        for arch, ring_dtype in KV_DTYPES:
+            is_indexer = shape.head == INDEXER_DIM
+            is_fp8 = ring_dtype != torch.bfloat16
+            if is_indexer and not is_fp8:
+                continue
+            pointers = ("keys_ptr", "scores_ptr", "bias_ptr", "state_ptr", "cos_sin_ptr")
+            strides = [name for name in compress_kernel.arg_names if name.endswith("_stride")]
+            variants.append(
+                KernelVariant(
+                    kernel=compress_kernel,
+                    name=f"{shape}, {'fp8' if is_fp8 else 'bf16'}",
+                    types={
+                        **dict.fromkeys(pointers, "*fp32:16"),
+                        "norm_ptr": "*bf16:16",
+                        "history_ptr": "*u8:16",
+                        "history_rows_ptr": "*i64:16",
+                        **INDEX_TYPES,
+                        **dict.fromkeys(strides, "i32:16"),
+                        "eps": "fp32",
+                    },
+                    constants={
+                        "ROWS": shape.window,
+                        "RATIO": shape.ratio,
+                        "WINDOW": shape.window,
+                        "HEAD": shape.head,
+                        "WIDTH": shape.width,
+                        "ROPE": ROPE_DIM,
+                        "TILE": tile,
+                        "BLOCK_ROWS": 256 // shape.ratio,
+                        "FP8": is_fp8,
+                        "FNUZ": is_indexer and ring_dtype == torch.float8_e4m3fnuz,
+                    },
+                    num_warps=lanes // WAVE_SIZES[arch],
+                    archs=(arch,),
+                    refreshed_by_host=True,
+                )
+            )
+    return variants

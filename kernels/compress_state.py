@@ -4,9 +4,14 @@ import torch
 import triton
 import triton.language as tl
 
-from .compressor import CompressorShape, CompressorWeights, StateRing
+from .compressor import MODEL_SHAPES, CompressorShape, CompressorWeights, StateRing
+from .launch import WAVE_SIZES, warps
 from .ring_tail import resolve_targets, tail_row, tail_tokens
-from .step_tokens import StepTokens
+from .step_tokens import INDEX_TYPES, StepTokens, check_rows
+from .variants import KernelVariant
+
+VALUES_PER_LANE = 4
+"""Keys (and scores) that a lane moves: one 16-byte load and store each."""
 
 
 @triton.jit
@@ -58,7 +63,7 @@ def save_state(
     :func:`.compress.compress`, which reads the rows that this overwrites. ``targets`` and ``ends``
     write a snapshot, as in :func:`.ring_write.write_ring`.
 
-    Raises ValueError for tensors of another dtype or shape.
+    Raises ValueError for tensors of another dtype, shape or alignment.
     """
     check_step_values(keys, scores, ring.shape, step)
     slots, ends = resolve_targets(step, targets, ends)
@@ -82,7 +87,7 @@ def save_state(
         RATIO=ring.shape.ratio,
         WIDTH=ring.shape.width,
         HAS_ENDS=ends is not None,
-        num_warps=1,
+        num_warps=warps(keys.device, ring.shape.width // VALUES_PER_LANE),
     )
 
 
@@ -109,13 +114,37 @@ def check_step_values(
     keys: torch.Tensor, scores: torch.Tensor, shape: CompressorShape, step: StepTokens
 ) -> None:
     """Raises ValueError unless both are float32 ``[tokens, width]`` for tokens of the step."""
-    for name, values in (("keys", keys), ("scores", scores)):
-        fits = values.shape[1:] == (shape.width,) and values.stride(1) == 1
-        if values.dtype != torch.float32 or not fits:
-            raise ValueError(
-                f"{name} are float32 [tokens, {shape.width}] with unit stride, not "
-                f"{values.dtype} of shape {tuple(values.shape)}"
-            )
+    check_rows("keys", keys, torch.float32, shape.width)
+    check_rows("scores", scores, torch.float32, shape.width)
     if len(keys) != len(scores):
         raise ValueError(f"{len(keys)} tokens have keys, {len(scores)} have scores")
     step.check_tokens(len(keys))
+
+
+def isa_variants() -> list[KernelVariant]:
+    """The three compressors of the model; with end positions where a snapshot is written."""
+    return [
+        KernelVariant(
+            kernel=save_state_kernel,
+            name=f"{shape}, {'snapshot' if ends else 'ring'}",
+            types={
+                **dict.fromkeys(("keys_ptr", "scores_ptr", "bias_ptr", "state_ptr"), "*fp32:16"),
+                **INDEX_TYPES,
+                **({"ends_ptr": "*i64:16"} if ends else {}),
+                **dict.fromkeys(("key_stride", "score_stride", "slot_stride"), "i32:16"),
+            },
+            constants={
+                **({} if ends else {"ends_ptr": None}),
+                "ROWS": shape.window,
+                "RATIO": shape.ratio,
+                "WIDTH": shape.width,
+                "HAS_ENDS": ends,
+            },
+            num_warps=shape.width // VALUES_PER_LANE // wave_size,
+            archs=(arch,),
+            refreshed_by_host=True,
+        )
+        for shape in MODEL_SHAPES
+        for arch, wave_size in WAVE_SIZES.items()
+        for ends in (False, True)
+    ]

@@ -9,22 +9,22 @@ from dataclasses import dataclass
 
 import torch
 
-from .caches import ALIGNMENT
-from .fp8_ds_mla import ROPE_DIM
+from .fp8_ds_mla import HEAD_DIM, ROPE_DIM
+from .indexer_cache import INDEXER_DIM
 
 
 @dataclass(frozen=True)
 class CompressorShape:
-    """Tokens in a group, and values in a compressed row.
+    """Tokens in a group, and values in a compressed row: 512 for attention, 128 for the indexer.
 
-    Raises ValueError for a ratio other than 4 or 128 and a head other than 128 or 512.
+    Raises ValueError for another ratio than 4 or 128, or another head.
     """
 
     ratio: int
     head: int
 
     def __post_init__(self) -> None:
-        if self.ratio not in (4, 128) or self.head not in (128, 512):
+        if self.ratio not in (4, 128) or self.head not in (INDEXER_DIM, HEAD_DIM):
             raise ValueError(
                 "a compressor has ratio 4 or 128 and a head of 128 or 512 values, "
                 f"not {self.ratio} and {self.head}"
@@ -44,6 +44,17 @@ class CompressorShape:
     def width(self) -> int:
         """Keys (and scores) that a token carries."""
         return 2 * self.head if self.overlaps else self.head
+
+    def __str__(self) -> str:
+        return f"C{self.ratio}, {'indexer' if self.head == INDEXER_DIM else 'attention'}"
+
+
+MODEL_SHAPES = (
+    CompressorShape(4, HEAD_DIM),
+    CompressorShape(4, INDEXER_DIM),
+    CompressorShape(128, HEAD_DIM),
+)
+"""The compressors that DeepSeek-V4 has."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +99,8 @@ class StateRing:
     keys, then ``width`` scores with the bias added. ``buffer`` is float32
     ``[slots, >= rows * 2 * width]`` with unit stride, of any slot stride.
 
-    Raises ValueError for fewer rows than a group takes in, another buffer, or slots that do not
-    start at multiples of 16 bytes.
+    Raises ValueError for fewer rows than a group takes in, another buffer, a slot stride that is no
+    multiple of 16 values, or a base that is none of 16 bytes.
     """
 
     buffer: torch.Tensor
@@ -106,10 +117,10 @@ class StateRing:
                 f"unit stride, not {self.buffer.dtype} of shape {tuple(self.buffer.shape)} and "
                 f"strides {self.buffer.stride()}"
             )
-        if self.stride * 4 % ALIGNMENT or self.buffer.data_ptr() % ALIGNMENT:
+        if self.stride % 16 or self.buffer.data_ptr() % 16:
             raise ValueError(
-                f"slots must start at multiples of {ALIGNMENT} bytes; the slot stride is "
-                f"{self.stride * 4} and the buffer is at {self.buffer.data_ptr():#x}"
+                "slots must lie a multiple of 16 values apart, from a multiple of 16 bytes, not "
+                f"{self.stride} apart from {self.buffer.data_ptr():#x}"
             )
 
     @property

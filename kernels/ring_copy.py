@@ -4,19 +4,22 @@ import torch
 import triton
 import triton.language as tl
 
-from .step_tokens import load_index
+from .caches import ALIGNMENT
+from .launch import LANES, WAVE_SIZES, warps
+from .step_tokens import check_vector, load_index
+from .variants import KernelVariant
 
-BLOCK_WORDS = 1024
-"""8-byte words that one program copies."""
+BLOCK_BYTES = 2 * 16 * LANES
+"""Bytes that one workgroup copies: two 16-byte loads a lane."""
 
 
 @triton.jit
 def copy_slots_kernel(
-    ring_ptr,  # int64, slots slot_stride words apart
+    ring_ptr,  # uint8, slots slot_stride apart
     sources_ptr,
     targets_ptr,
     slot_stride,
-    words,
+    slot_bytes,
     BLOCK: tl.constexpr,
 ):
     request = tl.program_id(0)
@@ -24,60 +27,78 @@ def copy_slots_kernel(
     target = load_index(targets_ptr + request, True).to(tl.int64)
     if (source <= 0) | (target <= 0):
         return
-    word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = word < words
-    content = tl.load(ring_ptr + source * slot_stride + word, mask=inside)
-    tl.store(ring_ptr + target * slot_stride + word, content, mask=inside)
+    byte = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = byte < slot_bytes
+    content = tl.load(ring_ptr + source * slot_stride + byte, mask=inside)
+    tl.store(ring_ptr + target * slot_stride + byte, content, mask=inside)
 
 
-def copy_slots(
-    ring: torch.Tensor, slot_bytes: int, sources: torch.Tensor, targets: torch.Tensor
-) -> None:
-    """Copies the first ``slot_bytes`` bytes of slot ``sources[i]`` onto slot ``targets[i]``.
+def copy_slots(ring: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+    """Copies all of slot ``sources[i]`` onto slot ``targets[i]``.
 
-    Nothing is copied where either is 0 (or less): what a request does not need in this step, its
-    entry says on the device. ``ring`` is ``[slots, width]`` of any dtype with unit stride, its slot
-    stride, base address and ``slot_bytes`` multiples of 8 bytes; ``sources`` and ``targets`` are
-    int32 ``[n]``. No target may be the source or the target of another entry.
+    Nothing is copied where either is 0 (or less): whether a request needs its copy in this step is
+    said on the device. ``ring`` is ``[slots, width]`` of any dtype with unit stride; its base, slot
+    stride and width are multiples of 16 bytes. ``sources`` and ``targets`` are int32 ``[n]``. No
+    target may be the source or the target of another entry.
 
-    Raises ValueError for tensors of another dtype or shape.
+    Raises ValueError for tensors of another dtype, shape or alignment.
     """
-    _check(ring, slot_bytes, sources, targets)
+    _check(ring, sources, targets)
     if len(sources) == 0:
         return
-    content = ring[:, : slot_bytes // ring.element_size()].view(torch.int64)
-    words = content.shape[1]
-    copy_slots_kernel[(len(sources), triton.cdiv(words, BLOCK_WORDS))](
-        content, sources, targets, content.stride(0), words, BLOCK=BLOCK_WORDS
+    content = ring.view(torch.uint8)
+    slot_bytes = content.shape[1]
+    copy_slots_kernel[(len(sources), triton.cdiv(slot_bytes, BLOCK_BYTES))](
+        content,
+        sources,
+        targets,
+        content.stride(0),
+        slot_bytes,
+        BLOCK=BLOCK_BYTES,
+        num_warps=warps(ring.device),
     )
 
 
-def copy_slots_reference(
-    ring: torch.Tensor, slot_bytes: int, sources: torch.Tensor, targets: torch.Tensor
-) -> None:
+def copy_slots_reference(ring: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
     """PyTorch twin of :func:`copy_slots`."""
-    _check(ring, slot_bytes, sources, targets)
-    width = slot_bytes // ring.element_size()
+    _check(ring, sources, targets)
     for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
         if source > 0 and target > 0:
-            ring[target, :width] = ring[source, :width]
+            ring[target] = ring[source]
 
 
-def _check(
-    ring: torch.Tensor, slot_bytes: int, sources: torch.Tensor, targets: torch.Tensor
-) -> None:
-    for name, slots in (("sources", sources), ("targets", targets)):
-        if slots.dtype != torch.int32 or slots.dim() != 1 or not slots.is_contiguous():
-            raise ValueError(f"{name} is a contiguous int32 vector, not {slots.dtype}")
+def _check(ring: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+    check_vector("sources", sources, torch.int32)
+    check_vector("targets", targets, torch.int32)
     if len(sources) != len(targets):
         raise ValueError(f"{len(sources)} sources for {len(targets)} targets")
     if ring.dim() != 2 or ring.stride(1) != 1:
         raise ValueError(f"a ring is [slots, width] with unit stride, not {tuple(ring.shape)}")
-    size = ring.element_size()
-    if slot_bytes > ring.shape[1] * size:
-        raise ValueError(f"a slot holds {ring.shape[1] * size} bytes, not {slot_bytes}")
-    if slot_bytes % 8 or ring.stride(0) * size % 8 or ring.data_ptr() % 8:
+    width, stride = (count * ring.element_size() for count in (ring.shape[1], ring.stride(0)))
+    if width % ALIGNMENT or stride % ALIGNMENT or ring.data_ptr() % ALIGNMENT:
         raise ValueError(
-            "slots are copied by 8-byte words: slot bytes, slot stride and base address must be "
-            f"multiples of 8, not {slot_bytes}, {ring.stride(0) * size} and {ring.data_ptr():#x}"
+            f"slots are copied {ALIGNMENT} bytes at a time: their width, stride and base must be "
+            f"multiples of it, not {width}, {stride} and {ring.data_ptr():#x}"
         )
+
+
+def isa_variants() -> list[KernelVariant]:
+    """The one shape, by the size of a wave."""
+    return [
+        KernelVariant(
+            kernel=copy_slots_kernel,
+            name="slots",
+            types={
+                "ring_ptr": "*u8:16",
+                "sources_ptr": "*i32:16",
+                "targets_ptr": "*i32:16",
+                "slot_stride": "i32:16",
+                "slot_bytes": "i32:16",
+            },
+            constants={"BLOCK": BLOCK_BYTES},
+            num_warps=LANES // wave_size,
+            archs=(arch,),
+            refreshed_by_host=True,
+        )
+        for arch, wave_size in WAVE_SIZES.items()
+    ]

@@ -11,9 +11,14 @@ import triton.language as tl
 
 from .caches import KeyCache
 from .fp8_ds_mla import HEAD_DIM
+from .launch import KV_DTYPES, WAVE_SIZES, warps
 from .quantize import store_fp8_row
 from .ring_tail import resolve_targets, tail_row, tail_tokens
-from .step_tokens import StepTokens
+from .step_tokens import INDEX_TYPES, StepTokens, check_rows
+from .variants import KernelVariant
+
+ROW_LANES = 64
+"""Lanes of a workgroup: eight values of a row a lane, and no wave waits for another."""
 
 
 @triton.jit
@@ -65,7 +70,7 @@ def write_ring(
     request's own, 0 for none) and ``ends`` (int64 ``[requests]``): only positions below a request's
     end are written, and only in the step whose chunk holds the last of them.
 
-    Raises ValueError for tensors of another dtype or shape.
+    Raises ValueError for tensors of another dtype, shape or alignment.
     """
     _check(keys, step)
     slots, ends = resolve_targets(step, targets, ends)
@@ -87,7 +92,7 @@ def write_ring(
         HAS_ENDS=ends is not None,
         FP8=ring.is_fp8,
         FNUZ=ring.dtype == torch.float8_e4m3fnuz,
-        num_warps=1,
+        num_warps=warps(keys.device, ROW_LANES),
     )
 
 
@@ -107,9 +112,38 @@ def write_ring_reference(
 
 
 def _check(keys: torch.Tensor, step: StepTokens) -> None:
-    if keys.dtype != torch.bfloat16 or keys.shape[1:] != (HEAD_DIM,) or keys.stride(1) != 1:
-        raise ValueError(
-            f"keys are bf16 [tokens, {HEAD_DIM}] with unit stride, not {keys.dtype} of shape "
-            f"{tuple(keys.shape)} and strides {keys.stride()}"
-        )
+    check_rows("keys", keys, torch.bfloat16, HEAD_DIM)
     step.check_tokens(len(keys))
+
+
+def isa_variants() -> list[KernelVariant]:
+    """Row types by card; with end positions where a snapshot is written."""
+    return [
+        KernelVariant(
+            kernel=write_ring_kernel,
+            name=("bf16" if dtype == torch.bfloat16 else "fp8")
+            + (", snapshot" if ends else ", ring"),
+            types={
+                "keys_ptr": "*bf16:16",
+                "ring_ptr": "*u8:16",
+                **INDEX_TYPES,
+                **({"ends_ptr": "*i64:16"} if ends else {}),
+                "key_stride": "i32:16",
+                "slot_stride": "i32:16",
+            },
+            constants={
+                **({} if ends else {"ends_ptr": None}),
+                "ROWS": 128,
+                "HEAD": HEAD_DIM,
+                "HAS_ENDS": ends,
+                "FP8": rows == "fp8",
+                "FNUZ": dtype == torch.float8_e4m3fnuz,
+            },
+            num_warps=ROW_LANES // WAVE_SIZES[arch],
+            archs=(arch,),
+            refreshed_by_host=True,
+        )
+        for arch, dtype in KV_DTYPES
+        for rows in ["bf16" if dtype == torch.bfloat16 else "fp8"]
+        for ends in (False, True)
+    ]

@@ -29,10 +29,10 @@ class StepTokens:
     """int32 ``[requests]``: ring slot of each request; 0 for padding."""
 
     def __post_init__(self) -> None:
-        _check_vector("positions", self.positions, torch.int64)
-        _check_vector("token_to_request", self.token_to_request, torch.int32)
-        _check_vector("query_start", self.query_start, torch.int32)
-        _check_vector("slots", self.slots, torch.int32)
+        check_vector("positions", self.positions, torch.int64)
+        check_vector("token_to_request", self.token_to_request, torch.int32)
+        check_vector("query_start", self.query_start, torch.int32)
+        check_vector("slots", self.slots, torch.int32)
         if len(self.query_start) != len(self.slots) + 1:
             raise ValueError(
                 f"{len(self.slots)} slots need {len(self.slots) + 1} query starts, "
@@ -48,17 +48,44 @@ class StepTokens:
 
 def check_per_request(name: str, tensor: torch.Tensor, dtype: torch.dtype, requests: int) -> None:
     """Raises ValueError unless ``tensor`` is a contiguous ``[requests]`` vector of ``dtype``."""
-    _check_vector(name, tensor, dtype)
+    check_vector(name, tensor, dtype)
     if len(tensor) != requests:
         raise ValueError(f"{name} has {len(tensor)} entries for {requests} requests")
 
 
-def _check_vector(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+def check_vector(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    """Raises ValueError unless ``tensor`` is a contiguous vector of ``dtype``."""
     if tensor.dtype != dtype or tensor.dim() != 1 or not tensor.is_contiguous():
         raise ValueError(
             f"{name} is a contiguous {dtype} vector, not {tensor.dtype} of shape "
             f"{tuple(tensor.shape)} and strides {tensor.stride()}"
         )
+
+
+def check_rows(name: str, rows: torch.Tensor, dtype: torch.dtype, width: int) -> None:
+    """Raises ValueError unless ``rows`` is ``[tokens, width]`` of ``dtype``, ready for wide loads.
+
+    That is: unit stride, rows that lie a multiple of 16 elements apart, a base aligned to 16 bytes.
+    """
+    if rows.dtype != dtype or rows.dim() != 2 or rows.shape[1] != width or rows.stride(1) != 1:
+        raise ValueError(
+            f"{name} are {dtype} [tokens, {width}] with unit stride, not {rows.dtype} of shape "
+            f"{tuple(rows.shape)} and strides {rows.stride()}"
+        )
+    if rows.stride(0) % 16 or rows.data_ptr() % 16:
+        raise ValueError(
+            f"rows of {name} must lie a multiple of 16 elements apart, from a multiple of 16 "
+            f"bytes, not {rows.stride(0)} apart from {rows.data_ptr():#x}"
+        )
+
+
+INDEX_TYPES = {
+    "positions_ptr": "*i64:16",
+    "request_ptr": "*i32:16",
+    "query_start_ptr": "*i32:16",
+    "slots_ptr": "*i32:16",
+}
+"""Triton's types of the index tensors, under the names that kernels give them."""
 
 
 @triton.jit

@@ -10,6 +10,7 @@ from vllm_dsv4.kernels.compress_reference import compress_reference
 from vllm_dsv4.kernels.compress_state import save_state
 from vllm_dsv4.kernels.compressor import CompressorShape, StateRing
 from vllm_dsv4.kernels.indexer_cache import IndexerCache
+from vllm_dsv4.kernels.ring_copy import copy_slots
 
 from tests.kernels.compressing import (
     HISTORY_POISON,
@@ -42,6 +43,10 @@ FLOAT32_ERROR = 2e-6
 def quick_interpreter() -> Iterator[None]:
     with patched_once_a_launch():
         yield
+
+
+def slot(number: int) -> torch.Tensor:
+    return torch.tensor([number], dtype=torch.int32)
 
 
 def each_variant(test: Any) -> Any:
@@ -166,6 +171,37 @@ def test_rejected_drafts_leave_no_trace(name: str, drafts: int) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("chunk_start", [0, 123, 127])
+def test_sequence_resumed_from_a_snapshot_goes_on_with_the_same_bits(
+    name: str, chunk_start: int
+) -> None:
+    torch.manual_seed(chunk_start)
+    shape, boundary = SHAPES[name], 128
+    length = 140 if shape.overlaps else 257
+    live, resumed, snapshot = 1, 2, 3
+    values = Values.random(length, shape)
+    bench = Bench(random_weights(shape), slots=4, dtype=E4M3FN)
+    bench.run(0, values, [(0, chunk_start)])
+    part = values.part(chunk_start, length)
+    step = make_step([Chunk(live, chunk_start, length - chunk_start)])
+    copy_slots(bench.ring.buffer, slot(live), slot(snapshot))
+    save_state(
+        part.keys,
+        part.scores,
+        bench.weights,
+        bench.ring,
+        step,
+        targets=slot(snapshot),
+        ends=torch.tensor([boundary]),
+    )
+    bench.run(0, values, [(chunk_start, length)])
+    copy_slots(bench.ring.buffer, slot(snapshot), slot(resumed))
+    bench.run(1, values, [(boundary, boundary + 1), (boundary + 1, length)])
+    first, groups = boundary // shape.ratio, length // shape.ratio
+    assert torch.equal(bench.stored(1, groups)[first:], bench.stored(0, groups)[first:])
+
+
+@pytest.mark.parametrize("name", SHAPES)
 def test_slots_and_blocks_past_four_gib(name: str) -> None:
     torch.manual_seed(8)
     shape, length = SHAPES[name], 130
@@ -210,9 +246,9 @@ def test_empty_step() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"keys": torch.zeros(4, 1024).bfloat16()}, "keys are float32"),
+        ({"keys": torch.zeros(4, 1024).bfloat16()}, "keys are torch.float32"),
         ({"keys": torch.zeros(3, 1024)}, "3 tokens have keys, 4 have scores"),
-        ({"scores": torch.zeros(4, 512)}, "scores are float32"),
+        ({"scores": torch.zeros(4, 512)}, "scores are torch.float32"),
         ({"history_rows": torch.zeros(3, dtype=torch.int64)}, "history_rows is int64"),
         ({"history": make_history(SHAPES["c4-indexer"], 2, E4M3FN)}, "IndexerCache does not hold"),
         ({"history": make_history(SHAPES["c4"], 2, torch.float8_e4m3fnuz)}, "on every card"),
@@ -235,13 +271,13 @@ def test_bad_input_is_refused(changes: dict[str, Any], message: str) -> None:
 
 
 def test_bad_shapes_are_refused() -> None:
-    with pytest.raises(ValueError, match="ratio 4 or 128"):
+    with pytest.raises(ValueError, match="has ratio 4 or 128"):
         CompressorShape(8, 512)
     with pytest.raises(ValueError, match="needs 128 rows, not 127"):
         StateRing(torch.zeros(2, 128 * 1024), 127, SHAPES["c128"])
     with pytest.raises(ValueError, match="state ring of 129 rows"):
         StateRing(torch.zeros(2, 128 * 1024), 129, SHAPES["c128"])
-    with pytest.raises(ValueError, match="multiples of 16 bytes"):
-        StateRing(torch.zeros(2, 128 * 1024 + 1), 128, SHAPES["c128"])
+    with pytest.raises(ValueError, match="a multiple of 16 values apart"):
+        StateRing(torch.zeros(2, 128 * 1024 + 4), 128, SHAPES["c128"])
     with pytest.raises(ValueError, match="an indexer cache of 9 rows"):
         IndexerCache(torch.zeros(2, 8 * 132, dtype=torch.uint8), 9, E4M3FN)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from vllm_dsv4.kernels.caches import KeyCache
 from vllm_dsv4.kernels.fp8_ds_mla import HEAD_DIM, NOPE_DIM, ROW_BYTES, quantize_rows
+from vllm_dsv4.kernels.ring_copy import copy_slots
 from vllm_dsv4.kernels.ring_write import write_ring, write_ring_reference
 
 from tests.kernels.sparse_memory import sparse_zeros
@@ -145,6 +146,23 @@ def test_snapshot_gets_the_positions_below_its_end(
     assert torch.equal(ring.buffer, expected)
 
 
+@pytest.mark.parametrize("chunk_start", [0, 200, 255])
+def test_snapshot_begun_by_a_copy_holds_the_whole_window(chunk_start: int) -> None:
+    torch.manual_seed(chunk_start)
+    end, dtype = 256, torch.float8_e4m3fn
+    keys = random_keys(end + 30)
+    ring = poisoned_ring(3, WINDOW, dtype)
+    live, snapshot = (torch.tensor([slot], dtype=torch.int32) for slot in (1, 2))
+    write_ring(keys[:chunk_start], ring, make_step([Chunk(1, 0, chunk_start)]))
+    step = make_step([Chunk(1, chunk_start, len(keys) - chunk_start)])
+    copy_slots(ring.buffer, live, snapshot)
+    write_ring(keys[chunk_start:], ring, step, targets=snapshot, ends=torch.tensor([end]))
+    write_ring(keys[chunk_start:], ring, step)
+    expected = poisoned_ring(3, WINDOW, dtype)
+    write_ring_reference(keys[:end], expected, make_step([Chunk(2, 0, end)]))
+    assert torch.equal(ring.buffer[2], expected.buffer[2])
+
+
 def test_reference_writes_the_same_bytes(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     step = make_step([Chunk(2, 200, 140), Chunk(0, 3, 2), Chunk(1, 126, 4)], padding_tokens=3)
@@ -195,8 +213,9 @@ def test_slots_past_four_gib(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"keys": torch.zeros(4, 512)}, "keys are bf16"),
-        ({"keys": torch.zeros(4, 511, dtype=torch.bfloat16)}, "keys are bf16"),
+        ({"keys": torch.zeros(4, 512)}, "keys are torch.bfloat16"),
+        ({"keys": torch.zeros(4, 511, dtype=torch.bfloat16)}, "keys are torch.bfloat16"),
+        ({"keys": torch.zeros(4, 520).bfloat16()[:, :512]}, "a multiple of 16 elements apart"),
         ({"keys": torch.zeros(9, 512, dtype=torch.bfloat16)}, "9 tokens, but indices of 4 only"),
         ({"ends": torch.zeros(1, dtype=torch.int64)}, "go together"),
         (
