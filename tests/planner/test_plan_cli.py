@@ -1,0 +1,65 @@
+"""``vllm-dsv4 plan`` as a user runs it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from vllm_dsv4.cli.main import main
+
+SIDE = {
+    "num_blocks",
+    "tokens",
+    "concurrency",
+    "blocks_per_decoding_request",
+    "blocks_reserved_per_prefill",
+}
+
+
+def test_json_is_all_that_reaches_stdout_and_has_the_promised_keys():
+    command = [sys.executable, "-m", "vllm_dsv4.cli.main", "plan", "flash", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    plan = json.loads(done.stdout)
+    assert set(plan) == {"native", "rings", "ratio"}
+    assert set(plan["native"]) == SIDE
+    assert set(plan["rings"]) == SIDE | {"num_slots", "bytes_per_slot", "ring_bytes"}
+    assert plan["ratio"] == {
+        key: plan["rings"][key] / plan["native"][key] for key in ("tokens", "concurrency")
+    }
+
+
+def test_the_table_says_what_was_planned_and_both_capacities(capsys: pytest.CaptureFixture[str]):
+    assert main(["plan", "pro", "--max-num-seqs", "64", "--max-model-len", "8192"]) == 0
+    text = capsys.readouterr().out
+    assert "DeepSeek-V4-Pro" in text
+    assert "64 slots of 23.27 MB" in text
+    assert "one a slot" in text
+
+
+def test_flags_that_do_not_fit_end_with_flags_that_do(capsys: pytest.CaptureFixture[str]):
+    assert main(["plan", "flash", "--gpu-memory-gib", "3"]) == 1
+    assert "Any one of these fits: --max-num-seqs " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["flush"], "'flush'"),
+        (["flash", "--max-num-seqs", "0"], "--max-num-seqs 0"),
+        (["flash", "--max-model-len", "9999999"], "--max-model-len 9999999"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["plan", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_bad_setting_is_reported_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("VLLM_DSV4_SLOTS", "many")
+    assert main(["plan", "flash"]) == 2
+    assert "VLLM_DSV4_SLOTS='many'" in capsys.readouterr().err

@@ -1,0 +1,92 @@
+"""A plan in words, for a terminal."""
+
+from __future__ import annotations
+
+from vllm_dsv4.planner.options import GIB, PlanOptions
+from vllm_dsv4.planner.plan import Plan
+
+
+def describe(plan: Plan) -> str:
+    """The whole plan: ratios first, then what each side has, then what limits it."""
+    parts = [_headline(plan), _asked(plan.options), _memory(plan), _table(plan)]
+    parts += _notes(plan)
+    return "\n\n".join(parts)
+
+
+def _headline(plan: Plan) -> str:
+    options = plan.options
+    return (
+        f"{options.model.name}: {plan.token_ratio:.2f}x the KV capacity in tokens with rings, "
+        f"{plan.rings.tokens:,} against {plan.native.tokens:,}"
+    )
+
+
+def _asked(options: PlanOptions) -> str:
+    cards = options.tensor_parallel_size
+    drafts = (
+        f", {options.speculative_tokens} speculative tokens ({options.speculative_method})"
+        if options.speculative_tokens
+        else ""
+    )
+    batches = "two batches" if options.async_scheduling else "one batch"
+    return (
+        f"{cards} card{'s' if cards > 1 else ''} of {options.gpu_memory_gib:g} GiB, "
+        f"{options.weights_gib:g} GiB of weights, max_model_len {options.max_model_len:,}, "
+        f"max_num_seqs {options.max_num_seqs:,}, "
+        f"max_num_batched_tokens {options.max_num_batched_tokens:,}{drafts}; "
+        f"{batches} in flight"
+    )
+
+
+def _memory(plan: Plan) -> str:
+    rings = plan.rings
+    caches = plan.options.cache_bytes
+    return "\n".join(
+        [
+            "Memory of each card (every card holds the whole KV cache):",
+            f"  caches in all  {caches / GIB:10.2f} GiB",
+            f"  rings          {rings.ring_bytes / GIB:10.2f} GiB   {rings.num_slots:,} slots of "
+            f"{rings.bytes_per_slot / 1e6:.2f} MB, and the null slot",
+            f"  pages          {(caches - rings.ring_bytes) / GIB:10.2f} GiB   "
+            f"{rings.num_blocks:,} blocks of {plan.bytes_per_block:,} bytes, 256 tokens each",
+        ]
+    )
+
+
+def _table(plan: Plan) -> str:
+    native, rings = plan.native, plan.rings
+    length = f"{plan.options.max_model_len:,}"
+    rows = [
+        ("", "paged", "rings"),
+        ("blocks in the pool", f"{native.num_blocks:,}", f"{rings.num_blocks:,}"),
+        ("KV capacity, tokens", f"{native.tokens:,}", f"{rings.tokens:,}"),
+        (f"requests of {length} tokens", f"{native.concurrency:.2f}", f"{rings.concurrency:.2f}"),
+        (
+            "window and state blocks: decoding request",
+            f"{native.blocks_per_decoding_request:,}",
+            f"{rings.blocks_per_decoding_request:,}",
+        ),
+        (
+            "window and state blocks: reserved for a prefill",
+            f"{native.blocks_reserved_per_prefill:,}",
+            f"{rings.blocks_reserved_per_prefill:,}",
+        ),
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return "\n".join(
+        f"  {label:<{widths[0]}}  {a:>{widths[1]}}  {b:>{widths[2]}}".rstrip()
+        for label, a, b in rows
+    )
+
+
+def _notes(plan: Plan) -> list[str]:
+    notes = []
+    if plan.native_refusal:
+        notes.append(f"Without the plugin vLLM would not start: {plan.native_refusal}")
+    if plan.rings.concurrency > plan.rings.num_slots:
+        notes.append(
+            f"Pages would hold {plan.rings.concurrency:,.0f} requests of this length; "
+            f"{plan.rings.num_slots:,} run at once, one a slot. A higher --max-num-seqs lets more "
+            f"run, at {plan.rings.bytes_per_slot / 1e6:.2f} MB of each card a slot."
+        )
+    return notes
