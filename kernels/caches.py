@@ -105,11 +105,8 @@ class CompressedKeys:
             raise ValueError("compressed rows are bfloat16 or float8_e4m3fn on every card")
         check_int("indices", self.indices, 2, (torch.int32,))
         check_int("lengths", self.lengths, 1, (torch.int32,))
-        if self.indices.stride(1) != 1 or len(self.indices) != len(self.lengths):
-            raise ValueError(
-                f"indices {tuple(self.indices.shape)} with strides {self.indices.stride()} do not "
-                f"go with lengths {tuple(self.lengths.shape)}"
-            )
+        if len(self.indices) != len(self.lengths):
+            raise ValueError(f"{len(self.indices)} rows of indices, {len(self.lengths)} lengths")
 
 
 def row_format(dtype: torch.dtype, ring_dtype: torch.dtype) -> int:
@@ -127,12 +124,14 @@ def row_format(dtype: torch.dtype, ring_dtype: torch.dtype) -> int:
 
 
 def check_int(name: str, tensor: torch.Tensor, dim: int, dtypes: tuple[torch.dtype, ...]) -> None:
-    """Raises ValueError unless ``tensor`` has ``dim`` dimensions and one of ``dtypes``."""
+    """Raises ValueError unless ``tensor`` has ``dim`` dimensions, dense rows and a good type."""
     if tensor.dim() != dim or tensor.dtype not in dtypes:
         raise ValueError(
             f"{name} must have {dim} dimensions and be one of {dtypes}, not "
             f"{tensor.dtype} of shape {tuple(tensor.shape)}"
         )
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise ValueError(f"{name} must be adjacent numbers, not {tensor.stride(-1)} apart")
 
 
 def check_queries(queries: torch.Tensor, out: torch.Tensor) -> None:

@@ -132,7 +132,7 @@ def decode_kernel(
             )
 
     if NUM_SPLITS == 1:
-        b_a *= tiles.fold_sink(b_m, b_l, sink_ptr + i_head, HAS_SINK)[None, :, None]
+        b_a *= tiles.fold_sink(b_m, b_l, sink_ptr, i_head, HAS_SINK)[None, :, None]
         if ROTATE:
             b_a = tiles.rotate_back(b_a, cos_sin_ptr + tl.maximum(position, 0) * cos_sin_stride)
         tiles.store_rows(out_ptr + i_t * out_stride_t + i_head * out_stride_h, m_head, b_a)

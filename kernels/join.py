@@ -52,7 +52,7 @@ def join_kernel(
         b_weight = tl.exp2(tl.load(part_m_ptr + o_one) - b_top)[None, :, None]
         b_a += tl.load(p_part, mask=m_written, other=0.0) * b_weight
 
-    b_a *= tiles.fold_sink(b_top, b_total, sink_ptr + i_head, HAS_SINK)[None, :, None]
+    b_a *= tiles.fold_sink(b_top, b_total, sink_ptr, i_head, HAS_SINK)[None, :, None]
     if ROTATE:
         position = tl.load(positions_ptr + i_t, volatile=True).to(tl.int64)
         b_a = tiles.rotate_back(b_a, cos_sin_ptr + tl.maximum(position, 0) * cos_sin_stride)

@@ -133,7 +133,7 @@ def prefill_kernel(
                 BLOCK_K,
             )
 
-    b_a *= tiles.fold_sink(b_m, b_l, sink_ptr + i_head, HAS_SINK)[None, :, None]
+    b_a *= tiles.fold_sink(b_m, b_l, sink_ptr, i_head, HAS_SINK)[None, :, None]
     if ROTATE:
         b_a = tiles.rotate_back(b_a, cos_sin_ptr + tl.maximum(position, 0) * cos_sin_stride)
     p_out = out_ptr + i_t * out_stride_t + i_head * out_stride_h

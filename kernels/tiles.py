@@ -166,13 +166,13 @@ def attend_ring(
 
 
 @triton.jit
-def fold_sink(b_m, b_l, p_sink, HAS_SINK: tl.constexpr):
+def fold_sink(b_m, b_l, sink_ptr, i_head, HAS_SINK: tl.constexpr):
     """What the accumulator is multiplied by at the end, ``[H]``: the sink counted in, once.
 
-    Zero where there is no key at all. ``p_sink [H]`` points to float32 logits in natural units.
+    Zero where there is no key at all. ``sink_ptr`` points to float32 logits in natural units.
     """
     if HAS_SINK:
-        b_sink = tl.load(p_sink) * LOG2_E
+        b_sink = tl.load(sink_ptr + i_head) * LOG2_E
         b_top = tl.maximum(b_m, b_sink)
         b_decay = tl.exp2(b_m - b_top)
         b_total = b_l * b_decay + tl.exp2(b_sink - b_top)
