@@ -13,6 +13,7 @@ import torch
 from vllm_dsv4.kernels.caches import KeyCache
 from vllm_dsv4.kernels.compress_state import save_state
 from vllm_dsv4.kernels.fp8_ds_mla import FP8_MAX, NOPE_DIM, ROW_BYTES, data_view
+from vllm_dsv4.kernels.prepare_keys import prepare_keys
 from vllm_dsv4.kernels.ring_write import write_ring
 
 from tests.kernels.compressing import (
@@ -254,11 +255,11 @@ def test_key_rows_are_those_of_vllm_on_the_cpu(vllm: SimpleNamespace) -> None:
     keys, chunks, mapping = _keys_for_two_sequences(smallest_exponent=-1)
     ours, theirs = _ring(E4M3FN), _ring(E4M3FN)
     step = make_step(chunks)
-    write_ring(keys, ours, step)
-    unrotated = torch.cat([torch.ones(512, 32), torch.zeros(512, 32)], dim=1)
+    cos_sin = random_weights(SHAPES["c4"]).cos_sin
+    write_ring(prepare_keys(keys, cos_sin, torch.bfloat16, step), ours, step)
     queries = torch.randn(138, 1, 512).bfloat16()
     vllm.cpu.fused_qnorm_rope_kv_insert_cpu(
-        queries, keys, step.positions, theirs.buffer, mapping, unrotated, 1, 1e-6, 128
+        queries, keys, step.positions, theirs.buffer, mapping, cos_sin, 1, 1e-6, 128
     )
     # Below the normal values of fp8, the CPU operator stores zero.
     subnormal = data_view(ours.buffer, 128)[..., :NOPE_DIM] & 0x7F < 8
