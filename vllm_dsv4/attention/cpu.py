@@ -103,6 +103,7 @@ class RingCpuAttention(DeepseekV4CPUAttention):
                 output[:split], q[:split], ring.ring, plan.decode_read,
                 cache, compressed[:split], block_size,
             )  # fmt: skip
+            copy_rows(ring.ring, ring.ring, ring.shape, plan.decode_snapshots)
         if plan.num_prefill_tokens:
             staged = self.staging.buffer(RingKind.SWA)
             self._attend(
@@ -110,6 +111,7 @@ class RingCpuAttention(DeepseekV4CPUAttention):
                 cache, compressed[split:], block_size,
             )  # fmt: skip
             copy_rows(staged, ring.ring, ring.shape, plan.staging_to_ring)
+            copy_rows(staged, ring.ring, ring.shape, plan.prefill_snapshots)
 
     def _attend(
         self,

@@ -12,10 +12,11 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
-from vllm_dsv4.ring.geometry import RingKind
+from vllm_dsv4.ring.arena import RingArena
+from vllm_dsv4.ring.geometry import RingGeometry, RingKind
 from vllm_dsv4.ring.plan import ring_geometry
 from vllm_dsv4.ring.staging import StagingPlan
-from vllm_dsv4.ring.step import RingStep, make_step
+from vllm_dsv4.ring.step import RingStep, make_step, restores
 
 _RATIO = {
     RingKind.SWA: 0,
@@ -33,7 +34,7 @@ class CpuRingMetadata:
         scratch: results that other code shares between the layers of one step.
     """
 
-    def __init__(self, step: RingStep, geometry: Any) -> None:
+    def __init__(self, step: RingStep, geometry: RingGeometry) -> None:
         self.step = step
         self.scratch: dict[object, torch.Tensor] = {}
         self._geometry = geometry
@@ -53,11 +54,13 @@ class CpuRingMetadata:
 
 
 class CpuRingMetadataBuilder(AttentionMetadataBuilder[CpuRingMetadata]):
-    """Reads the slot of each request from column 0 of the ring group's block table."""
+    """Reads the ring group's block table: restores what was hit, then describes the step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.geometry = ring_geometry(self.vllm_config)
+        layers = self.vllm_config.compilation_config.static_forward_context
+        self.arena: RingArena = layers[self.layer_names[0]].arena
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
 
     def build(
@@ -70,13 +73,23 @@ class CpuRingMetadataBuilder(AttentionMetadataBuilder[CpuRingMetadata]):
         num_decodes, _, num_decode_tokens, _ = split_decodes_and_prefills(
             common, decode_threshold=1 + self.geometry.lookahead
         )
+        rows = common.block_table_tensor
+        block_size = self.kv_cache_spec.block_size
+        with_snapshots = self.geometry.num_snapshots > 0
+        if with_snapshots:
+            for source, slot in zip(
+                *restores(rows, common.compute_num_computed_tokens(), block_size), strict=True
+            ):
+                self.arena.copy_slot(int(source), int(slot))
         step = make_step(
-            slots=common.block_table_tensor[:, 0],
+            rows=rows,
             query_start_loc=common.query_start_loc,
             seq_lens=common.seq_lens,
             num_tokens=common.num_actual_tokens,
             num_decodes=num_decodes,
             num_decode_tokens=num_decode_tokens,
+            block_size=block_size,
+            with_snapshots=with_snapshots,
         )
         return CpuRingMetadata(step, self.geometry)
 

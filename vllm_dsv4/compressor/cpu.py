@@ -15,7 +15,7 @@ from vllm.models.deepseek_v4.cpu.cpu_compressor import DeepseekV4CPUCompressor
 
 from vllm_dsv4.attention.cpu_backend import CpuRingMetadata
 from vllm_dsv4.attention.cpu_staging import Staging, copy_rows
-from vllm_dsv4.ring.geometry import HEAD_DIM
+from vllm_dsv4.ring.geometry import HEAD_DIM, SNAPSHOT_KINDS
 from vllm_dsv4.ring.layer import RingCache, state_view
 
 
@@ -42,7 +42,8 @@ class RingCpuCompressor(DeepseekV4CPUCompressor):
         metadata = attn_metadata[self.state_cache.prefix]
         assert isinstance(metadata, CpuRingMetadata)
         plan = metadata.plan(self.state_cache.kind)
-        shape = self.state_cache.shape
+        ring, shape = self.state_cache.ring, self.state_cache.shape
+        with_snapshots = self.state_cache.kind in SNAPSHOT_KINDS
         kv, score = kv_score.chunk(2, dim=-1)
         slot_mapping = attn_metadata[self.k_cache_prefix].slot_mapping
         decodes = slice(0, plan.num_decode_tokens)
@@ -56,10 +57,12 @@ class RingCpuCompressor(DeepseekV4CPUCompressor):
             self._compress(
                 rows, plan.decode_read, positions[decodes], slot_mapping[decodes], rotary_emb
             )
+            if with_snapshots:
+                copy_rows(ring, ring, shape, plan.decode_snapshots)
         if plan.num_prefill_tokens:
             staged = self.staging.buffer(self.state_cache.kind)
             rows = state_view(staged, shape.rows, shape.row_bytes)
-            copy_rows(self.state_cache.ring, staged, shape, plan.ring_to_staging)
+            copy_rows(ring, staged, shape, plan.ring_to_staging)
             save_partial_states_cpu(
                 kv[prefills],
                 score[prefills],
@@ -71,7 +74,9 @@ class RingCpuCompressor(DeepseekV4CPUCompressor):
             self._compress(
                 rows, plan.prefill_read, positions[prefills], slot_mapping[prefills], rotary_emb
             )
-            copy_rows(staged, self.state_cache.ring, shape, plan.staging_to_ring)
+            copy_rows(staged, ring, shape, plan.staging_to_ring)
+            if with_snapshots:
+                copy_rows(staged, ring, shape, plan.prefill_snapshots)
 
     def _compress(
         self,

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vllm.logger import init_logger
+
+from vllm_dsv4.ring.plan import RETENTION_KEY
 from vllm_dsv4.settings import read_settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+logger = init_logger(__name__)
 
 
 def serves_on_rings(vllm_config: VllmConfig) -> bool:
@@ -18,6 +23,22 @@ def serves_on_rings(vllm_config: VllmConfig) -> bool:
         and model_config is not None
         and getattr(model_config.hf_config, "model_type", None) == "deepseek_v4"
     )
+
+
+def prepare_for_rings(vllm_config: VllmConfig) -> None:
+    """Move what vLLM's paged path would do for prefix caching over to the snapshots."""
+    cache = vllm_config.cache_config
+    if cache.prefix_cache_retention_interval:
+        vllm_config.additional_config = {
+            **(vllm_config.additional_config or {}),
+            RETENTION_KEY: cache.prefix_cache_retention_interval,
+        }
+        cache.prefix_cache_retention_interval = None
+    if cache.enable_prefix_caching and read_settings().snapshot_slots == 0:
+        logger.info_once(
+            "Prefix caching is off: VLLM_DSV4_SNAPSHOT_SLOTS=0 leaves no room for snapshots."
+        )
+        cache.enable_prefix_caching = False
 
 
 class RingPlatform:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vllm.platforms.cpu import CpuPlatform
 
-from vllm_dsv4.platforms.common import RingPlatform, serves_on_rings
+from vllm_dsv4.platforms.common import RingPlatform, prepare_for_rings, serves_on_rings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -30,9 +30,12 @@ class Dsv4CpuPlatform(RingPlatform, CpuPlatform):
         scheduler = vllm_config.scheduler_config
         chunked = scheduler.enable_chunked_prefill
         max_num_batched_tokens = scheduler.max_num_batched_tokens
+        prefix_caching = vllm_config.cache_config.enable_prefix_caching
         super().check_and_update_config(vllm_config)
         scheduler.enable_chunked_prefill = chunked
         scheduler.max_num_batched_tokens = max_num_batched_tokens
+        vllm_config.cache_config.enable_prefix_caching = prefix_caching
+        prepare_for_rings(vllm_config)
 
     @classmethod
     def register_triton_kernel_overrides(cls) -> None:

@@ -7,7 +7,7 @@ is cleared and its slot returns to the slot pool at once.
 
 Returning a slot at once is safe while a step of its last owner is still in flight: the next
 owner's first step is enqueued behind it on the same stream, on every rank, so its writes come
-later, and it reads only rows that it wrote itself.
+later, and it reads only rows that it wrote itself or restored from a snapshot.
 """
 
 from __future__ import annotations
@@ -15,21 +15,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import (
+    BlockHashList,
+    KVCacheBlock,
+    resolve_block_hashes,
+)
 from vllm.v1.core.single_type_kv_cache_manager import CircularBufferManager
+from vllm.v1.kv_cache_interface import KVCacheSpec
 
+from vllm_dsv4.ring import row
 from vllm_dsv4.ring.slots import SlotCounts, SlotIntegrityError, SlotPool
+from vllm_dsv4.ring.snapshots import SnapshotBook
 
 if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
     from vllm_dsv4.ring.spec import RingSpec
 
 
 class RingManager(CircularBufferManager):
-    """One slot per request, from admission to end or preemption."""
+    """One slot per request, from admission to end or preemption.
+
+    ``req_to_blocks`` holds each request's block-table row (see ``row``) as ``KVCacheBlock``
+    objects that belong to no pool. ``block_pool`` is the snapshots' own pool, which vLLM's
+    coordinator hands to ``find_longest_cache_hit``; ``paged_pool`` is read for its size, once.
+    """
 
     def __init__(self, kv_cache_spec: RingSpec, **kwargs: Any) -> None:
         super().__init__(kv_cache_spec, **kwargs)
+        paged_pool: BlockPool = kwargs["block_pool"]
+        self._impossible_demand = paged_pool.num_gpu_blocks + 1
         self.slots = SlotPool(kv_cache_spec.num_slots)
+        self.enable_caching = bool(kwargs["enable_caching"]) and kv_cache_spec.prefix_cacheable
+        self.snapshots = SnapshotBook(
+            num_snapshots=kv_cache_spec.num_snapshots,
+            first_slot=kv_cache_spec.num_slots,
+            block_size=self.block_size,
+            group_id=self.kv_cache_group_id,
+            hash_block_size=paged_pool.hash_block_size,
+            interval=kv_cache_spec.snapshot_interval,
+        )
+        self.block_pool = self.snapshots.pool
+        self._scheduled_tokens: dict[str, int] = {}
 
     def get_num_blocks_to_allocate(self, request_id: str, *args: Any, **kwargs: Any) -> int:
         """0 if the request has a slot or can have one, else more blocks than the pool has.
@@ -39,26 +67,7 @@ class RingManager(CircularBufferManager):
         """
         if self.slots.slot_of(request_id) is not None or self.slots.num_free > 0:
             return 0
-        return self.block_pool.num_gpu_blocks + 1
-
-    def _claim_ring_block(
-        self, request_id: str, record_for_zeroing: bool = True
-    ) -> list[KVCacheBlock]:
-        """Lend a slot on the first allocation; the slot is the row's only new entry."""
-        if self.slots.slot_of(request_id) is not None:
-            return []
-        block = KVCacheBlock(self.slots.lend(request_id))
-        self.req_to_blocks[request_id].append(block)
-        return [block]
-
-    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
-        """Clear the bookkeeping, return the slot to its own pool, give the paged pool nothing.
-
-        Unknown, unallocated and already freed requests change no count.
-        """
-        super().pop_blocks_for_free(request_id)
-        self.slots.give_back(request_id)
-        return []
+        return self._impossible_demand
 
     def add_local_computed_blocks(
         self,
@@ -67,24 +76,153 @@ class RingManager(CircularBufferManager):
         num_local_computed_tokens: int,
         num_external_computed_tokens: int,
     ) -> None:
-        if num_local_computed_tokens or num_external_computed_tokens:
-            raise SlotIntegrityError(
-                f"request {request_id!r} was given {num_local_computed_tokens} cached and "
-                f"{num_external_computed_tokens} loaded tokens, but no ring was rebuilt for them"
-            )
-
-    def check_integrity(self) -> SlotCounts:
-        """Count slots and compare them with the block table's bookkeeping.
+        """A prefix-cache hit: lend the slot, pin the snapshot, order the copy between them.
 
         Raises:
-            SlotIntegrityError: a slot is lost, lent twice, or the two books disagree.
+            SlotIntegrityError: computed tokens without a snapshot of exactly that length. A ring
+                that was not rebuilt for them must not be used (invariant 10).
+        """
+        if num_local_computed_tokens == 0 and num_external_computed_tokens == 0:
+            return
+        hit_blocks = len(new_computed_blocks)
+        if (
+            num_external_computed_tokens
+            or hit_blocks * self.block_size != num_local_computed_tokens
+        ):
+            raise SlotIntegrityError(
+                f"request {request_id!r} was given {num_local_computed_tokens} cached and "
+                f"{num_external_computed_tokens} loaded tokens, but its ring can be rebuilt for "
+                f"{hit_blocks * self.block_size}"
+            )
+        source = self.snapshots.pin_source(request_id, new_computed_blocks[-1])
+        self._start_row(request_id, source, hit_blocks)
+
+    def allocate_external_computed_blocks(
+        self,
+        request_id: str,
+        num_local_computed_tokens: int,
+        num_external_computed_tokens: int,
+        record_for_zeroing: bool = True,
+    ) -> None:
+        """Raises SlotIntegrityError: nobody rebuilds a ring for tokens that a connector loads."""
+        raise SlotIntegrityError(
+            f"a KV connector loaded {num_external_computed_tokens} tokens for request "
+            f"{request_id!r}; rings cannot be loaded"
+        )
+
+    def allocate_new_blocks(
+        self, request_id: str, num_tokens: int, num_tokens_main_model: int
+    ) -> list[KVCacheBlock]:
+        """The row's new entries: a slot on the first call, later snapshot orders if any."""
+        if self.slots.slot_of(request_id) is None:
+            self._start_row(request_id, source=0, hit_blocks=0)
+            self._scheduled_tokens[request_id] = num_tokens_main_model
+            return list(self.req_to_blocks[request_id])
+        if not self.enable_caching:
+            return []
+        if not self.snapshots.knows(request_id):
+            self._scheduled_tokens[request_id] = num_tokens_main_model
+            return []
+        return self._append_orders(
+            request_id, self.snapshots.advance(request_id, num_tokens_main_model)
+        )
+
+    def cache_blocks(
+        self,
+        request: Request,
+        num_tokens: int,
+        retention_interval: int | None = None,
+        *,
+        replay_boundaries: Sequence[int],
+    ) -> None:
+        """The first call that sees the request itself; its row has not left the scheduler yet."""
+        request_id = request.request_id
+        if not self.enable_caching or self.snapshots.knows(request_id):
+            return
+        hit_blocks = self.req_to_blocks[request_id][row.HIT_BLOCKS].block_id
+        scheduled = self._scheduled_tokens.pop(request_id, 0)
+        self._append_orders(request_id, self.snapshots.admit(request, scheduled, hit_blocks))
+
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
+        """Clear the bookkeeping, return the slot to its own pool, give the paged pool nothing.
+
+        Unknown, unallocated and already freed requests change no count.
+        """
+        super().pop_blocks_for_free(request_id)
+        self._scheduled_tokens.pop(request_id, None)
+        self.snapshots.forget(request_id)
+        self.slots.give_back(request_id)
+        return []
+
+    def new_step_starts(self) -> None:
+        self.snapshots.new_step()
+
+    @classmethod
+    def find_longest_cache_hit(
+        cls,
+        block_hashes: BlockHashList,
+        max_length: int,
+        kv_cache_group_ids: list[int],
+        block_pool: BlockPool,
+        kv_cache_spec: KVCacheSpec,
+        drop_eagle_block: bool,
+        alignment_tokens: int,
+        dcp_world_size: int = 1,
+        pcp_world_size: int = 1,
+    ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
+        """The longest boundary within ``max_length`` tokens that has a snapshot.
+
+        Args:
+            drop_eagle_block: vLLM then asks for one block more than the candidate and expects it
+                to be dropped again. A snapshot past the candidate is never wanted here.
+
+        Returns:
+            For each group, null blocks and the snapshot; and the tokens that they cover.
+        """
+        block_size = kv_cache_spec.block_size
+        hashes = resolve_block_hashes(block_hashes, block_pool.hash_block_size, block_size)
+        if drop_eagle_block:
+            max_length -= block_size
+        for boundary in range(min(max_length // block_size, len(hashes)), 0, -1):
+            found = block_pool.get_cached_block(hashes[boundary - 1], kv_cache_group_ids)
+            if found is not None:
+                nulls = [block_pool.null_block] * (boundary - 1)
+                return tuple([*nulls, snapshot] for snapshot in found), boundary * block_size
+        return tuple([] for _ in kv_cache_group_ids), 0
+
+    def check_integrity(self) -> SlotCounts:
+        """Count slots and snapshots, and compare them with the block table's bookkeeping.
+
+        Raises:
+            SlotIntegrityError: a slot is lost, lent twice, or the books disagree.
         """
         counts = self.slots.check_integrity()
         rows = {
-            owner: [b.block_id for b in row] for owner, row in self.req_to_blocks.items() if row
+            owner: [block.block_id for block in blocks]
+            for owner, blocks in self.req_to_blocks.items()
+            if blocks
         }
-        if {owner: row[0] for owner, row in rows.items()} != self.slots.owners():
+        if {owner: blocks[row.SLOT] for owner, blocks in rows.items()} != self.slots.owners():
             raise SlotIntegrityError(
                 f"block-table rows {rows} disagree with the slot table {self.slots.owners()}"
             )
+        pinned, expected = self.snapshots.num_pinned(), self.snapshots.expected_pinned()
+        if pinned != expected:
+            raise SlotIntegrityError(f"{pinned} snapshots are pinned, {expected} have a reason")
         return counts
+
+    def _start_row(self, request_id: str, source: int, hit_blocks: int) -> None:
+        slot = self.slots.lend(request_id)
+        head = (slot, source, hit_blocks) if self.enable_caching else (slot,)
+        self.req_to_blocks[request_id].extend(KVCacheBlock(number) for number in head)
+
+    def _append_orders(self, request_id: str, orders: dict[int, int]) -> list[KVCacheBlock]:
+        """Append each boundary's snapshot slot in its column; return what was appended."""
+        blocks = self.req_to_blocks[request_id]
+        start = len(blocks)
+        for boundary, slot in sorted(orders.items()):
+            column = row.target_column(boundary)
+            assert column >= len(blocks), f"boundary {boundary} is behind the row's end"
+            blocks.extend(KVCacheBlock(0) for _ in range(column - len(blocks)))
+            blocks.append(KVCacheBlock(slot))
+        return blocks[start:]

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 
     from vllm_dsv4.ring.spec import RingSpec
 
+DEFAULT_SNAPSHOTS = 64
+"""Least snapshot slots: what counts is sessions that come back, not sequences that run."""
+
+RETENTION_KEY = "vllm_dsv4_snapshot_interval"
+"""Key in ``additional_config``, which travels to every worker with the configuration."""
+
 
 def ring_geometry(
     vllm_config: VllmConfig, ratios: tuple[int, ...] | None = None, settings: Settings | None = None
@@ -30,14 +36,37 @@ def ring_geometry(
         GeometryError: naming the flag and the remedy.
     """
     settings = settings or read_settings()
+    num_slots = settings.slots or vllm_config.scheduler_config.max_num_seqs
     return RingGeometry(
         layer_ratios=layer_ratios(vllm_config.model_config.hf_config) if ratios is None else ratios,
         lookahead=lookahead_tokens(
             vllm_config.num_speculative_tokens, vllm_config.num_lookahead_tokens
         ),
         max_model_len=vllm_config.model_config.max_model_len,
-        num_slots=settings.slots or vllm_config.scheduler_config.max_num_seqs,
+        num_slots=num_slots,
+        num_snapshots=num_snapshots(vllm_config, num_slots, settings),
     )
+
+
+def num_snapshots(vllm_config: VllmConfig, num_slots: int, settings: Settings) -> int:
+    """Snapshot slots: what the user asked for, else enough for a session of every running
+    sequence and never fewer than ``DEFAULT_SNAPSHOTS``; none without prefix caching."""
+    if not vllm_config.cache_config.enable_prefix_caching:
+        return 0
+    if settings.snapshot_slots is not None:
+        return settings.snapshot_slots
+    return max(DEFAULT_SNAPSHOTS, num_slots)
+
+
+def snapshot_interval(vllm_config: VllmConfig, settings: Settings) -> int:
+    """Tokens between a prompt's snapshots, 0 for its end only.
+
+    ``--prefix-cache-retention-interval`` asks vLLM's paged path for the same thing; the platform
+    moves its value here (see ``platforms.common``).
+    """
+    additional = vllm_config.additional_config
+    moved = additional.get(RETENTION_KEY, 0) if isinstance(additional, dict) else 0
+    return settings.snapshot_interval or int(moved)
 
 
 def ring_spec_of(vllm_config: VllmConfig) -> RingSpec:
@@ -49,4 +78,7 @@ def ring_spec_of(vllm_config: VllmConfig) -> RingSpec:
         block_size=vllm_config.cache_config.block_size,
         num_slots=geometry.num_slots,
         bytes_per_slot=geometry.bytes_per_slot,
+        num_snapshots=geometry.num_snapshots,
+        bytes_per_snapshot=geometry.bytes_per_snapshot,
+        snapshot_interval=snapshot_interval(vllm_config, read_settings()),
     )

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import torch
-from vllm.utils.math_utils import cdiv
 from vllm.v1.kv_cache_interface import CircularBufferSpec, KVCacheSpec
+
+from vllm_dsv4.ring.row import row_columns
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
 PLACEHOLDER_BYTES = 4
 """Bytes of the page that every ring layer shows in a paged block. All ring layers together stay
 far below the compressed caches' pages, so they never widen a block."""
-
-ROW_COLUMNS = 8
-"""Least columns of a ring group's block-table row: slot, and the snapshot orders of ``manager``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +27,10 @@ class RingSpec(CircularBufferSpec):
 
     Attributes:
         num_slots: slots that can be lent.
-        bytes_per_slot: bytes of one slot over all layers of a rank, for reports only.
+        num_snapshots: snapshot slots; 0 keeps the group out of prefix caching.
+        bytes_per_slot: bytes of one slot over all layers of the model, for reports only.
+        bytes_per_snapshot: the same for one snapshot.
+        snapshot_interval: tokens between the snapshots of a prompt, 0 for its end only.
     """
 
     num_slots: int
@@ -50,11 +51,11 @@ class RingSpec(CircularBufferSpec):
     def max_num_blocks_per_req(self, vllm_config: VllmConfig, max_len: int) -> int:
         """Columns of the block-table row.
 
-        Only ``ROW_COLUMNS`` are used, but the first model runner maps every position of every
-        group to ``block_table[position // block_size]``: the row must be that long.
+        At least one for every block of ``max_len`` tokens even where fewer are used: the first
+        model runner maps every position of every group to ``block_table[position // block_size]``.
         """
         del vllm_config
-        return max(ROW_COLUMNS, cdiv(max_len, self.block_size))
+        return row_columns(max_len, self.block_size)
 
     @classmethod
     def merge(cls, specs: list[Self]) -> Self:

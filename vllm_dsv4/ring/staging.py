@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 
 from vllm_dsv4.ring.addressing import flat_row, oldest_readable
-from vllm_dsv4.ring.step import RingStep
+from vllm_dsv4.ring.step import RingStep, SnapshotOrders, ranges
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class StagingPlan:
     @cached_property
     def ring_to_staging(self) -> RowCopy:
         """The tails: rows before each chunk that its tokens may read."""
-        req, positions = _ranges(self._tail_first, self._first)
+        req, positions = ranges(self._tail_first, self._first)
         slots = self._prefill_slots[req]
         return RowCopy(
             source=flat_row(slots, positions, self.rows),
@@ -91,29 +91,44 @@ class StagingPlan:
 
     @cached_property
     def staging_to_ring(self) -> RowCopy:
-        """The last rows of each chunk: what a later step may read, were the last ones rejected."""
-        return self.tail_up_to(self._end, self._prefill_slots)
-
-    def tail_up_to(self, end: torch.Tensor, slots: torch.Tensor) -> RowCopy:
-        """Rows that a query at ``end - lookahead`` or later may read, bound for ``slots``.
+        """The last rows of each chunk: what a later step may read, were the last ones rejected.
 
         Never more than ``rows`` of one request, so no two writes of a step meet in one row.
-
-        Args:
-            end: int64 ``[prefills]``, one past the last position to write, within this chunk.
-            slots: int64 ``[prefills]``, target slots.
         """
-        oldest = oldest_readable(self.ratio, (end - self.lookahead).clamp(min=0))
-        first = torch.maximum(torch.maximum(oldest, self._tail_first), end - self.rows)
-        req, positions = _ranges(torch.maximum(first, self._written_from(slots)), end)
+        oldest = oldest_readable(self.ratio, (self._end - self.lookahead).clamp(min=0))
+        req, positions = ranges(torch.maximum(oldest, self._first), self._end)
+        return self._from_staging(req, positions, self._prefill_slots[req])
+
+    @cached_property
+    def prefill_snapshots(self) -> RowCopy:
+        """The same tail, ended at each boundary that this step's chunks cover, bound for the
+        snapshot's slot."""
+        orders = self.step.snapshots.since(self.step.num_decodes)
+        request = orders.request - self.step.num_decodes
+        order, positions = ranges(self._snapshot_first(orders), orders.end)
+        return self._from_staging(request[order], positions, orders.slot[order])
+
+    @cached_property
+    def decode_snapshots(self) -> RowCopy:
+        """Rows to copy within a ring, after a decode step wrote a boundary's last row."""
+        orders = self.step.snapshots.before(self.step.num_decodes)
+        order, positions = ranges(self._snapshot_first(orders), orders.end)
+        slots = self.step.slots[orders.request[order]].to(torch.int64)
         return RowCopy(
-            source=self._tail_base[req] + positions - self._tail_first[req],
-            target=flat_row(slots[req], positions, self.rows),
+            source=flat_row(slots, positions, self.rows),
+            target=flat_row(orders.slot[order], positions, self.rows),
         )
 
-    def _written_from(self, slots: torch.Tensor) -> torch.Tensor:
-        """The ring already holds rows before the chunk; another slot needs the tail as well."""
-        return torch.where(slots == self._prefill_slots, self._first, self._tail_first)
+    def _snapshot_first(self, orders: SnapshotOrders) -> torch.Tensor:
+        return oldest_readable(self.ratio, orders.end).clamp(min=0)
+
+    def _from_staging(
+        self, request: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+    ) -> RowCopy:
+        return RowCopy(
+            source=self._tail_base[request] + positions - self._tail_first[request],
+            target=flat_row(slots, positions, self.rows),
+        )
 
     @property
     def num_staging_rows(self) -> int:
@@ -172,12 +187,3 @@ class StagingPlan:
 def staging_rows_needed(window: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:
     """Rows that any step can need: every token, and a tail for every prefilling request."""
     return max_num_batched_tokens + min(max_num_seqs, max_num_batched_tokens) * (window - 1)
-
-
-def _ranges(first: torch.Tensor, end: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """All integers of the half-open ranges ``[first[i], end[i])``, with their ``i``."""
-    lengths = (end - first).clamp(min=0)
-    total = int(lengths.sum())
-    owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths, output_size=total)
-    offsets = torch.arange(total) - (lengths.cumsum(0) - lengths)[owner]
-    return owner, first[owner] + offsets

@@ -1,6 +1,6 @@
 """What a forward pass needs to know about its rings, built once a step for all layers.
 
-Pure torch on whatever device the inputs are: no vLLM, no host read of device values.
+Pure torch on whatever device the inputs are; no vLLM.
 """
 
 from __future__ import annotations
@@ -8,6 +8,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+
+from vllm_dsv4.ring import row
+
+
+@dataclass(frozen=True)
+class SnapshotOrders:
+    """Snapshots to write in this step, ordered by request. All int64 ``[orders]``.
+
+    Attributes:
+        request: index in the batch.
+        end: position one past the last row, a multiple of the block size, within the chunk.
+        slot: snapshot slot to fill.
+    """
+
+    request: torch.Tensor
+    end: torch.Tensor
+    slot: torch.Tensor
+
+    @classmethod
+    def none(cls, device: torch.device) -> SnapshotOrders:
+        empty = torch.empty(0, dtype=torch.int64, device=device)
+        return cls(empty, empty, empty)
+
+    def before(self, request: int) -> SnapshotOrders:
+        return self._where(self.request < request)
+
+    def since(self, request: int) -> SnapshotOrders:
+        return self._where(self.request >= request)
+
+    def _where(self, mask: torch.Tensor) -> SnapshotOrders:
+        return SnapshotOrders(self.request[mask], self.end[mask], self.slot[mask])
 
 
 @dataclass
@@ -22,6 +53,7 @@ class RingStep:
         positions: int64 ``[num_tokens]``, position of each token in its sequence.
         num_decodes: requests that write first and read their ring in place.
         num_decode_tokens: their tokens; they come first in the batch.
+        snapshots: snapshots to write.
     """
 
     slots: torch.Tensor
@@ -31,6 +63,7 @@ class RingStep:
     positions: torch.Tensor
     num_decodes: int
     num_decode_tokens: int
+    snapshots: SnapshotOrders
 
     @property
     def num_tokens(self) -> int:
@@ -43,14 +76,21 @@ class RingStep:
 
 
 def make_step(
-    slots: torch.Tensor,
+    rows: torch.Tensor,
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
     num_tokens: int,
     num_decodes: int,
     num_decode_tokens: int,
+    block_size: int,
+    with_snapshots: bool,
 ) -> RingStep:
     """Derive the per-token columns.
+
+    Args:
+        rows: int32 ``[num_reqs, columns]``, the ring group's block table (see ``ring.row``).
+        block_size: tokens of a paged block.
+        with_snapshots: whether the rows carry snapshot orders.
 
     A chunk starts at ``seq_len - query_len`` read from the device. vLLM's host-side upper bound of
     ``seq_lens`` runs ahead under asynchronous speculation and must not be used for it.
@@ -64,12 +104,52 @@ def make_step(
     first_positions = seq_lens.to(torch.int64) - lens
     tokens = torch.arange(num_tokens, device=device)
     positions = tokens + (first_positions - starts)[token_to_req]
+    orders = (
+        snapshot_orders(rows, first_positions, seq_lens.to(torch.int64), block_size)
+        if with_snapshots
+        else SnapshotOrders.none(device)
+    )
     return RingStep(
-        slots=slots,
+        slots=rows[:, row.SLOT],
         query_start_loc=query_start_loc,
         seq_lens=seq_lens,
         token_to_req=token_to_req,
         positions=positions,
         num_decodes=num_decodes,
         num_decode_tokens=num_decode_tokens,
+        snapshots=orders,
     )
+
+
+def snapshot_orders(
+    rows: torch.Tensor, first: torch.Tensor, end: torch.Tensor, block_size: int
+) -> SnapshotOrders:
+    """The orders whose boundary lies in a request's chunk ``[first, end)``, its last row included.
+
+    A verify step may cover a boundary with drafts that are rejected afterwards: the step that
+    computes the real tokens covers it again and writes the snapshot again.
+    """
+    request, boundary = ranges(first // block_size + 1, end // block_size + 1)
+    columns = (boundary + (row.HEAD - 1)).clamp(max=rows.shape[1] - 1)
+    slot = rows[request, columns].to(torch.int64)
+    wanted = slot != 0
+    return SnapshotOrders(request[wanted], boundary[wanted] * block_size, slot[wanted])
+
+
+def restores(
+    rows: torch.Tensor, first: torch.Tensor, block_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Copies that must run before this step reads: int64 snapshot slots, and the slots to fill.
+
+    True for a request in one step only, the one whose chunk starts where its hit ends.
+    """
+    due = (rows[:, row.SOURCE] != 0) & (rows[:, row.HIT_BLOCKS] * block_size == first)
+    return rows[due, row.SOURCE].to(torch.int64), rows[due, row.SLOT].to(torch.int64)
+
+
+def ranges(first: torch.Tensor, end: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """All integers of the half-open ranges ``[first[i], end[i])``, each with its ``i``."""
+    lengths = (end - first).clamp(min=0)
+    owner = torch.repeat_interleave(torch.arange(len(lengths), device=first.device), lengths)
+    before = (lengths.cumsum(0) - lengths)[owner]
+    return owner, first[owner] + torch.arange(len(owner), device=first.device) - before

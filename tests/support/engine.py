@@ -1,0 +1,115 @@
+"""vLLM engines inside the test process, so that tests can look at the scheduler and the rings."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Token ids, the log-probability of each, and prompt tokens served from the prefix cache."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    cached: int
+
+
+class Engine:
+    """An ``LLM`` in this process, with its inside in reach."""
+
+    def __init__(self, llm: Any) -> None:
+        self.llm = llm
+        self.core = llm.llm_engine.engine_core.engine_core
+        self.scheduler = self.core.scheduler
+        self.worker = llm.llm_engine.model_executor.driver_worker.worker
+        self.model = self.worker.model_runner.model
+
+    @property
+    def ring_manager(self) -> Any:
+        from vllm_dsv4.ring.manager import RingManager
+
+        managers = self.scheduler.kv_cache_manager.coordinator.single_type_managers
+        (manager,) = [m for m in managers if isinstance(m, RingManager)]
+        return manager
+
+    @property
+    def free_pages(self) -> int:
+        return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int = 8, **params: Any
+    ) -> list[Answer]:
+        """Greedy answers, all prompts submitted at once."""
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(
+            **{"temperature": 0, "ignore_eos": True, "logprobs": 1, "max_tokens": max_tokens}
+            | params
+        )
+        outputs = self.llm.generate(
+            [{"prompt_token_ids": list(prompt)} for prompt in prompts], sampling, use_tqdm=False
+        )
+        return [_answer(output) for output in outputs]
+
+    def one_by_one(self, prompts: Sequence[Sequence[int]], **kwargs: Any) -> list[Answer]:
+        """The same, each prompt alone in the engine."""
+        return [self.generate([prompt], **kwargs)[0] for prompt in prompts]
+
+
+def _answer(output: Any) -> Answer:
+    completion = output.outputs[0]
+    tokens = tuple(completion.token_ids)
+    logprobs = tuple(
+        entry[token].logprob for entry, token in zip(completion.logprobs, tokens, strict=True)
+    )
+    return Answer(tokens, logprobs, output.num_cached_tokens or 0)
+
+
+@contextmanager
+def engine(model: Path, *, env: dict[str, str] | None = None, **kwargs: Any) -> Iterator[Engine]:
+    """Start an engine, and take it down completely.
+
+    Args:
+        env: environment for this engine, e.g. ``{"VLLM_DSV4_RING": "0"}``.
+        kwargs: arguments of ``LLM``.
+    """
+    from vllm import LLM
+    from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.model_executor.model_loader import utils as loader_utils
+
+    from vllm_dsv4 import entrypoints
+
+    before = dict(os.environ)
+    os.environ.update(env or {})
+    # Both normally happen once a process; here the switch may have changed since the last engine.
+    entrypoints.register()
+    loader_utils._MODEL_ARCH_BY_HASH.clear()
+    options = {
+        "max_model_len": 2048,
+        "max_num_seqs": 16,
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 256 << 20,
+        "enable_prefix_caching": False,
+        "skip_tokenizer_init": True,
+    } | kwargs
+    llm = None
+    try:
+        llm = LLM(model=str(model), **options)
+        yield Engine(llm)
+    finally:
+        if llm is not None:
+            llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+        os.environ.clear()
+        os.environ.update(before)

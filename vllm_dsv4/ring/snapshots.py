@@ -1,0 +1,260 @@
+"""Snapshots of a slot at block boundaries: what makes a prefix-cache hit exact.
+
+A ring is not addressed by content: after a hit, the slot holds somebody else's rows. A snapshot is
+a slot-shaped copy, taken where a paged block ends, findable by that block's hash. vLLM's
+``BlockPool`` does the hashing, the reference counts and the LRU order; this module decides when a
+snapshot is taken, when others may find it, and when it is dropped:
+
+* taken at the prompt's last reusable boundaries, every ``interval`` tokens of the prompt, where
+  vLLM found a shared prefix that no snapshot covers, and at each boundary crossed while decoding
+  (of those a request keeps the latest, and publishes it when it ends or is preempted);
+* findable from the step after the one that wrote it, and only if the tokens before the boundary
+  are final;
+* dropped, never published, if the request is preempted in the pass that scheduled the write.
+
+A snapshot that was hit stays pinned until the step that copies it has been scheduled. A later step
+may overwrite it: its writes are enqueued behind the copy on every rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import BlockHashList, KVCacheBlock, resolve_block_hashes
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+@dataclass
+class SnapshotCounters:
+    """Totals since start-up, for metrics."""
+
+    lookups: int = 0
+    hits: int = 0
+    taken: int = 0
+    evictions: int = 0
+
+
+@dataclass
+class _Order:
+    """A snapshot under way: ``block`` is to hold the slot as it is after ``boundary`` blocks."""
+
+    boundary: int
+    block: KVCacheBlock
+    from_decode: bool
+    written: bool = False
+
+
+@dataclass
+class _Life:
+    """What the book knows of one running request."""
+
+    request: Request
+    scheduled_tokens: int
+    last_ordered: int = 0
+    orders: list[_Order] = field(default_factory=list)
+    latest: _Order | None = None
+
+
+class SnapshotBook:
+    """Snapshots of all requests. Lives beside the slot pool, in the scheduler's process.
+
+    Args:
+        num_snapshots: snapshot slots. They follow the live slots in every ring.
+        first_slot: slot number before the first snapshot's, ``num_slots``.
+        block_size: tokens of a paged block.
+        group_id: KV cache group of the rings.
+        hash_block_size: tokens of one block hash of a request.
+        interval: tokens between the prompt's snapshots, 0 for its last boundaries only.
+    """
+
+    def __init__(
+        self,
+        num_snapshots: int,
+        first_slot: int,
+        block_size: int,
+        group_id: int,
+        hash_block_size: int,
+        interval: int,
+    ) -> None:
+        self.pool = BlockPool(
+            num_gpu_blocks=num_snapshots + 1, enable_caching=True, hash_block_size=hash_block_size
+        )
+        self.first_slot = first_slot
+        self.block_size = block_size
+        self.group_id = group_id
+        self.interval_blocks = interval // block_size
+        self.counters = SnapshotCounters()
+        self._lives: dict[str, _Life] = {}
+        self._pinned: dict[str, KVCacheBlock] = {}
+
+    def slot_of(self, block: KVCacheBlock) -> int:
+        """Slot number of a snapshot, as workers address it."""
+        return self.first_slot + block.block_id
+
+    def pin_source(self, request_id: str, snapshot: KVCacheBlock) -> int:
+        """Keep a snapshot that was hit until its copy has been scheduled; return its slot."""
+        self.pool.touch([snapshot])
+        self._pinned[request_id] = snapshot
+        self.counters.hits += 1
+        return self.slot_of(snapshot)
+
+    def admit(self, request: Request, scheduled_tokens: int, hit_blocks: int) -> dict[int, int]:
+        """First sight of a request: order its prompt's snapshots.
+
+        Args:
+            scheduled_tokens: tokens it will have computed after this step.
+            hit_blocks: paged blocks that were hit.
+
+        Returns:
+            Boundary to snapshot slot, for the row.
+        """
+        life = _Life(request, scheduled_tokens)
+        self._lives[request.request_id] = life
+        self.counters.lookups += 1
+        for boundary in self._prompt_boundaries(request):
+            if boundary > hit_blocks:
+                self._order(life, boundary, from_decode=False)
+        self._mark_written(life)
+        return {order.boundary: self.slot_of(order.block) for order in life.orders}
+
+    def knows(self, request_id: str) -> bool:
+        return request_id in self._lives
+
+    def advance(self, request_id: str, scheduled_tokens: int) -> dict[int, int]:
+        """A running request is scheduled up to ``scheduled_tokens``, drafts included.
+
+        Returns:
+            Boundary to snapshot slot, where it crosses a boundary beyond its prompt.
+        """
+        life = self._lives.get(request_id)
+        if life is None:
+            return {}
+        before = max(life.scheduled_tokens, life.request.num_prompt_tokens)
+        life.scheduled_tokens = scheduled_tokens
+        boundary = scheduled_tokens // self.block_size
+        added = None
+        if boundary * self.block_size > before and boundary > life.last_ordered:
+            added = self._order(life, boundary, from_decode=True)
+        self._mark_written(life)
+        return {added.boundary: self.slot_of(added.block)} if added else {}
+
+    def new_step(self) -> None:
+        """The previous step is on its way: publish what it wrote, unpin what it copied."""
+        self.pool.free_blocks(self._pinned.values())
+        self._pinned.clear()
+        for life in self._lives.values():
+            if not life.orders:
+                continue
+            for order in [o for o in life.orders if self._is_final(life, o)]:
+                life.orders.remove(order)
+                if order.from_decode:
+                    self._keep_latest(life, order)
+                else:
+                    self._publish(life, order)
+
+    def forget(self, request_id: str) -> None:
+        """The request ended or was preempted: publish what is final, drop the rest."""
+        source = self._pinned.pop(request_id, None)
+        if source is not None:
+            self.pool.free_blocks([source])
+        life = self._lives.pop(request_id, None)
+        if life is None:
+            return
+        if life.latest is not None:
+            self._publish(life, life.latest)
+        # A request that ended did run its last step. One that is preempted may have been
+        # scheduled in this very pass, whose step will not run.
+        executed = life.request.is_finished()
+        for order in life.orders:
+            if executed and self._is_final(life, order):
+                self._publish(life, order)
+            else:
+                self.pool.free_blocks([order.block])
+
+    def num_pinned(self) -> int:
+        """Snapshot slots that cannot be evicted now."""
+        return self.pool.num_gpu_blocks - 1 - self.pool.get_num_free_blocks()
+
+    def expected_pinned(self) -> int:
+        """What ``num_pinned`` must be, counted from the requests' side."""
+        held = {order.block.block_id for life in self._lives.values() for order in life.orders}
+        held |= {life.latest.block.block_id for life in self._lives.values() if life.latest}
+        return len(held | {block.block_id for block in self._pinned.values()})
+
+    def _prompt_boundaries(self, request: Request) -> list[int]:
+        """Boundaries of the prompt worth a snapshot, ascending.
+
+        Resending the same prompt resumes at the last boundary before its last token, a longer
+        prompt at its last full block; they differ on a prompt of whole blocks.
+        """
+        prompt = request.num_prompt_tokens
+        wanted = {(prompt - 1) // self.block_size, prompt // self.block_size}
+        if self.interval_blocks:
+            wanted |= set(range(self.interval_blocks, max(wanted) + 1, self.interval_blocks))
+        if request.shared_prefix_boundary:
+            wanted.add(request.shared_prefix_boundary // self.block_size)
+        # A resumed request prefills its own output too.
+        wanted.add((request.num_tokens - 1) // self.block_size)
+        return sorted(boundary for boundary in wanted if boundary > 0)
+
+    def _order(self, life: _Life, boundary: int, from_decode: bool) -> _Order | None:
+        """Take a snapshot slot, evicting the least recently used; None if all are pinned."""
+        if self._is_cached(life.request, boundary) or self.pool.get_num_free_blocks() == 0:
+            return None
+        cached_before = len(self.pool.cached_block_hash_to_block)
+        order = _Order(boundary, self.pool.get_new_blocks(1)[0], from_decode)
+        self.counters.evictions += cached_before - len(self.pool.cached_block_hash_to_block)
+        life.orders.append(order)
+        life.last_ordered = boundary
+        return order
+
+    def _is_cached(self, request: Request, boundary: int) -> bool:
+        hashes = self._hashes(request)
+        return (
+            len(hashes) >= boundary
+            and self.pool.get_cached_block(hashes[boundary - 1], [self.group_id]) is not None
+        )
+
+    def _mark_written(self, life: _Life) -> None:
+        for order in life.orders:
+            if life.scheduled_tokens >= order.boundary * self.block_size:
+                order.written = True
+
+    def _is_final(self, life: _Life, order: _Order) -> bool:
+        """The rows were written from tokens that can no longer be rejected."""
+        return (
+            order.written
+            and life.request.num_computed_tokens >= order.boundary * self.block_size
+            and len(self._hashes(life.request)) >= order.boundary
+        )
+
+    def _keep_latest(self, life: _Life, order: _Order) -> None:
+        older = life.latest
+        if older is not None and older.boundary > order.boundary:
+            older, order = order, older
+        life.latest = order
+        if older is not None:
+            self.pool.free_blocks([older.block])
+
+    def _publish(self, life: _Life, order: _Order) -> None:
+        boundary = order.boundary
+        if not self._is_cached(life.request, boundary):
+            self.pool.cache_full_blocks(
+                request=life.request,
+                blocks=[self.pool.null_block] * (boundary - 1) + [order.block],
+                num_cached_blocks=boundary - 1,
+                num_full_blocks=boundary,
+                block_size=self.block_size,
+                kv_cache_group_id=self.group_id,
+            )
+            self.counters.taken += 1
+        self.pool.free_blocks([order.block])
+
+    def _hashes(self, request: Request) -> BlockHashList:
+        return resolve_block_hashes(
+            request.block_hashes, self.pool.hash_block_size, self.block_size
+        )
