@@ -19,6 +19,8 @@ class Kind(Enum):
     EXPERT_TABLE = auto()
     NORM = auto()
     KEY_NORM = auto()
+    C128_GATE = auto()
+    C128_KEY_NORM = auto()
     SINK = auto()
     POSITION_BIAS = auto()
     STREAM_MIX = auto()
@@ -118,9 +120,12 @@ def _compressor(prefix: str, hidden: int, head_dim: int, ratio: int) -> Iterator
     """A C4 compressor's groups overlap: it projects to two series of ``head_dim``."""
     width = (2 if ratio == 4 else 1) * head_dim
     yield Spec(f"{prefix}wkv.weight", (width, hidden))
-    yield Spec(f"{prefix}wgate.weight", (width, hidden))
+    gate, norm = (
+        (Kind.C128_GATE, Kind.C128_KEY_NORM) if ratio == 128 else (Kind.LINEAR, Kind.KEY_NORM)
+    )
+    yield Spec(f"{prefix}wgate.weight", (width, hidden), gate)
     yield Spec(f"{prefix}ape", (ratio, width), Kind.POSITION_BIAS)
-    yield Spec(f"{prefix}norm.weight", (head_dim,), Kind.KEY_NORM)
+    yield Spec(f"{prefix}norm.weight", (head_dim,), norm)
 
 
 def _experts(prefix: str, shape: Shape, hashed: bool) -> Iterator[Spec]:

@@ -4,7 +4,7 @@ The head spreads the logits with a standard deviation of ``LOGIT_SPREAD``, which
 129,280 tokens well before the second. How often rounding then changes a token depends on how much
 the layers amplify it, against what the embedding contributes exactly. The scales here were
 chosen by trial: with fp8 keys and bf16 products, logits move by about a tenth of the median gap,
-while one changed token in the window, or in compressed history, moves them by half to three times
+while one changed token, in the window or in compressed history, moves them by one to three times
 as much as that rounding does.
 
 - Linears keep the size of what they carry (variance 1 / fan-in), so a sublayer adds about as much
@@ -12,6 +12,8 @@ as much as that rounding does.
 - Routed experts add less: two experts of nearly equal score may swap by rounding.
 - Keys have a norm weight of ``KEY_NORM``, which is then the standard deviation of a key's score:
   attention picks some keys in place of averaging all of them away.
+- C128 keys are few beside a window of 128, and each pools 128 tokens: twice the norm and twice
+  the gate make them heard, and a token among the 128 heard in them.
 """
 
 import hashlib
@@ -31,6 +33,7 @@ _PLAIN: dict[Kind, tuple[float, float]] = {
     Kind.ROUTER_BIAS: (0.0, 0.05),
     Kind.NORM: (1.0, 0.1),
     Kind.KEY_NORM: (KEY_NORM, 0.15),
+    Kind.C128_KEY_NORM: (2 * KEY_NORM, 0.3),
     Kind.SINK: (0.0, 1.0),
     Kind.POSITION_BIAS: (0.0, 0.5),
     Kind.STREAM_BASE: (0.0, 0.5),
@@ -42,6 +45,7 @@ _ROW_GAIN: dict[Kind, float] = {
     Kind.LINEAR: 1.0,
     Kind.ROUTER: 2.0,
     Kind.EXPERT_OUTPUT: 0.3,
+    Kind.C128_GATE: 2.0,
     Kind.STREAM_MIX: 1.0,
 }
 
