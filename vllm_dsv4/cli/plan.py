@@ -2,8 +2,9 @@
 
 import argparse
 import json
-import os
 import sys
+
+from vllm_dsv4.cli.logs import quiet_vllm
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="plan for two batches in flight, as vLLM has with asynchronous scheduling",
     )
+    parser.add_argument(
+        "--enable-prefix-caching", action="store_true", help="count the rings' snapshots too"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
 
@@ -69,10 +73,11 @@ def run(args: argparse.Namespace) -> int:
             speculative_tokens=args.speculative_tokens,
             speculative_method=args.speculative_method,
             async_scheduling=args.async_scheduling,
+            enable_prefix_caching=args.enable_prefix_caching,
         )
     except (UnknownModel, BadFlag) as error:
         return _fail(str(error), 2)
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    quiet_vllm()
     from vllm_dsv4.planner.plan import DoesNotFit, make_plan
     from vllm_dsv4.planner.report import describe
     from vllm_dsv4.planner.suggest import suggestions

@@ -30,7 +30,7 @@ LAYOUT = "BLHNC"
 """Blocks outermost: the layout that DSV4's attention backends ask for."""
 
 
-def planning_config(options: PlanOptions, prefix_caching: bool = False) -> VllmConfig:
+def planning_config(options: PlanOptions) -> VllmConfig:
     """A ``VllmConfig`` with the parts that vLLM's planner and scheduler read.
 
     ``VllmConfig.__post_init__`` is not run: it loads the model's files, asks the live platform
@@ -48,6 +48,7 @@ def planning_config(options: PlanOptions, prefix_caching: bool = False) -> VllmC
         "reasoning_config",
     ):
         setattr(config, absent, None)
+    config.additional_config = {}
     config.model_config = SimpleNamespace(
         max_model_len=options.max_model_len,
         original_max_model_len=options.max_model_len,
@@ -65,7 +66,7 @@ def planning_config(options: PlanOptions, prefix_caching: bool = False) -> VllmC
     config.cache_config = CacheConfig(
         block_size=BLOCK_SIZE,
         cache_dtype=CACHE_DTYPE,
-        enable_prefix_caching=prefix_caching,
+        enable_prefix_caching=options.enable_prefix_caching,
     )
     config.cache_config.kv_cache_layout = LAYOUT
     config.scheduler_config = SchedulerConfig(
@@ -95,6 +96,7 @@ def _speculative_config(options: PlanOptions) -> SpeculativeConfig:
     config.num_speculative_tokens = options.speculative_tokens
     config.num_speculative_tokens_per_batch_size = None
     config.disable_eagle_block_drop = False
+    config.parallel_drafting = False
     config.draft_model_config = SimpleNamespace(
         hf_config=SimpleNamespace(num_nextn_predict_layers=options.draft_layers)
     )

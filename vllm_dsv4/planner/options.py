@@ -32,6 +32,7 @@ class PlanOptions:
             DSV4 has one key-value head.
         speculative_tokens: drafts of a step.
         async_scheduling: vLLM then has two batches in flight, and its paged path reserves for both.
+        enable_prefix_caching: rings then have snapshots beside the slots.
     """
 
     model: PlannedModel
@@ -44,6 +45,7 @@ class PlanOptions:
     speculative_tokens: int = 0
     speculative_method: str = "mtp"
     async_scheduling: bool = False
+    enable_prefix_caching: bool = False
 
     def __post_init__(self) -> None:
         for flag, value in (

@@ -54,7 +54,7 @@ class RingSide(Side):
     Attributes:
         num_slots: sequences that can hold a slot at once.
         bytes_per_slot: bytes of one sequence's rings on one card, over all layers.
-        ring_bytes: bytes of all rings on one card, the null slot included.
+        ring_bytes: bytes of all rings on one card, null slot and snapshots included.
     """
 
     num_slots: int
@@ -69,12 +69,16 @@ class Plan:
     Attributes:
         native_refusal: what vLLM says instead of starting on its paged path; empty if it starts.
         bytes_per_block: bytes of one paged block, the same on both sides.
+        num_snapshots: snapshot slots for prefix caching, counted in ``ring_bytes``.
+        bytes_per_snapshot: bytes of one of them.
     """
 
     options: PlanOptions
     native: Side
     rings: RingSide
     bytes_per_block: int
+    num_snapshots: int
+    bytes_per_snapshot: int
     native_refusal: str
 
     @property
@@ -120,6 +124,8 @@ def make_plan(options: PlanOptions) -> Plan:
             ring_bytes=geometry.total_bytes,
         ),
         bytes_per_block=bytes_per_block(rings_config),
+        num_snapshots=geometry.num_snapshots,
+        bytes_per_snapshot=geometry.bytes_per_snapshot,
         native_refusal=native_refusal,
     )
 

@@ -41,12 +41,17 @@ def _asked(options: PlanOptions) -> str:
 def _memory(plan: Plan) -> str:
     rings = plan.rings
     caches = plan.options.cache_bytes
+    snapshots = (
+        f"; {plan.num_snapshots:,} snapshots of {plan.bytes_per_snapshot / 1e6:.2f} MB"
+        if plan.num_snapshots
+        else ""
+    )
     return "\n".join(
         [
             "Memory of each card (every card holds the whole KV cache):",
             f"  caches in all  {caches / GIB:10.2f} GiB",
             f"  rings          {rings.ring_bytes / GIB:10.2f} GiB   {rings.num_slots:,} slots of "
-            f"{rings.bytes_per_slot / 1e6:.2f} MB, and the null slot",
+            f"{rings.bytes_per_slot / 1e6:.2f} MB, and the null slot{snapshots}",
             f"  pages          {(caches - rings.ring_bytes) / GIB:10.2f} GiB   "
             f"{rings.num_blocks:,} blocks of {plan.bytes_per_block:,} bytes, 256 tokens each",
         ]

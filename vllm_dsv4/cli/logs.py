@@ -1,0 +1,11 @@
+"""Keeps vLLM's log out of what a subcommand prints."""
+
+import os
+import warnings
+
+
+def quiet_vllm() -> None:
+    """Errors only, and on stderr, unless the user asked otherwise. Call before vLLM is imported."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    warnings.simplefilter("ignore", FutureWarning)

@@ -1,0 +1,57 @@
+"""Which of our workarounds for vLLM are in force in this process, and why they exist."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import pkgutil
+import sys
+from pathlib import Path
+
+from vllm.platforms import current_platform
+
+import vllm_dsv4.fixes
+from vllm_dsv4.doctor.diagnosis import Workaround
+
+
+def workarounds() -> list[Workaround]:
+    """All of ``vllm_dsv4.fixes``, and the kernels that stand in for Triton's.
+
+    A fix is in force if what vLLM resolved has imported it: call after the model was resolved.
+    """
+    return _fixes() + _kernels()
+
+
+def _fixes() -> list[Workaround]:
+    names = [module.name for module in pkgutil.iter_modules(vllm_dsv4.fixes.__path__)]
+    qualified = {name: f"{vllm_dsv4.fixes.__name__}.{name}" for name in sorted(names)}
+    return [
+        Workaround(name, module in sys.modules, _docstring(module))
+        for name, module in qualified.items()
+    ]
+
+
+def _docstring(module: str) -> str:
+    """A module's docstring on one line, read from its source without importing it."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None, f"{module} has no source"
+    return " ".join((ast.get_docstring(ast.parse(Path(spec.origin).read_text())) or "").split())
+
+
+def _kernels() -> list[Workaround]:
+    if not current_platform.is_cpu():
+        return []
+    from vllm.triton_utils import dispatcher
+
+    from vllm_dsv4.platforms.cpu_kernels import KERNELS
+
+    current_platform.register_triton_kernel_overrides()
+    registered = {name: ours for name, (_, ours) in dispatcher._registry.items()}
+    return [
+        Workaround(
+            name=f"cpu_kernels.{ours.__name__}",
+            in_force=registered.get(kernel) is ours,
+            why=f"Stands in for {kernel}, a Triton kernel, where Triton has no CPU backend.",
+        )
+        for kernel, ours in KERNELS.items()
+    ]
