@@ -86,6 +86,8 @@ def rotate_tail(values, cos_sin_ptr, HEAD: tl.constexpr, ROPE: tl.constexpr):
     HALF: tl.constexpr = ROPE // 2
     even, odd = tl.split(tl.reshape(values, (HEAD // 2, 2)))
     pair = tl.arange(0, HEAD // 2) - (HEAD - ROPE) // 2
-    cos = tl.load(cos_sin_ptr + pair, mask=pair >= 0, other=1.0)
-    sin = tl.load(cos_sin_ptr + HALF + pair, mask=pair >= 0, other=0.0)
-    return tl.interleave(even * cos - odd * sin, odd * cos + even * sin)
+    is_rope = pair >= 0
+    cos = tl.load(cos_sin_ptr + pair, mask=is_rope, other=1.0)
+    sin = tl.load(cos_sin_ptr + HALF + pair, mask=is_rope, other=0.0)
+    new_even = tl.where(is_rope, even * cos - odd * sin, even)
+    return tl.interleave(new_even, tl.where(is_rope, odd * cos + even * sin, odd))

@@ -11,7 +11,7 @@ from vllm_dsv4.kernels.compressor import CompressorShape, CompressorWeights, Sta
 from vllm_dsv4.kernels.fp8_ds_mla import ROW_BYTES
 from vllm_dsv4.kernels.indexer_cache import IndexerCache
 
-from tests.kernels.steps import Chunk, make_step
+from tests.kernels.steps import Chunk, cos_sin_table, make_step
 
 BLOCK_ROWS = 8
 HISTORY_POISON = 0xFF
@@ -25,13 +25,12 @@ SHAPES = {
 
 
 def random_weights(shape: CompressorShape, positions: int = 1024) -> CompressorWeights:
-    angle = torch.arange(positions)[:, None] / 10000.0 ** (torch.arange(32)[None, :] / 32)
     return CompressorWeights(
         shape,
         bias=torch.randn(shape.ratio, shape.width),
         norm=(1 + 0.1 * torch.randn(shape.head)).bfloat16(),
         eps=1e-6,
-        cos_sin=torch.cat([angle.cos(), angle.sin()], dim=1),
+        cos_sin=cos_sin_table(positions),
     )
 
 

@@ -1,9 +1,12 @@
 """Steps for kernel tests: chunks of several sequences, with padding behind them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import torch
+from triton.runtime.interpreter import interpreter_builder
 from vllm_dsv4.kernels.step_tokens import StepTokens
 
 
@@ -37,3 +40,24 @@ def make_step(chunks: Sequence[Chunk], *, padding_tokens: int = 0) -> StepTokens
 def split_evenly(length: int, size: int) -> list[tuple[int, int]]:
     """Half-open intervals of at most ``size`` that cover ``[0, length)`` in order."""
     return [(start, min(start + size, length)) for start in range(0, length, size)]
+
+
+def cos_sin_table(positions: int) -> torch.Tensor:
+    """Cosines and sines of 32 pairs, float32 ``[positions, 64]``."""
+    angle = torch.arange(positions)[:, None] / 10000.0 ** (torch.arange(32)[None, :] / 32)
+    return torch.cat([angle.cos(), angle.sin()], dim=1)
+
+
+@contextmanager
+def last_program_first() -> Iterator[None]:
+    """Within it, the interpreter runs the programs of a one-dimensional grid in reverse.
+
+    A card runs them in any order: what two of them write to one place, this shows.
+    """
+    set_index = interpreter_builder.set_grid_idx
+
+    def set_reversed(x: int, y: int, z: int) -> None:
+        set_index(interpreter_builder.grid_dim[0] - 1 - x, y, z)
+
+    with patch.object(interpreter_builder, "set_grid_idx", set_reversed):
+        yield

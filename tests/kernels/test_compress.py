@@ -21,7 +21,7 @@ from tests.kernels.compressing import (
     random_weights,
 )
 from tests.kernels.sparse_memory import sparse_zeros
-from tests.kernels.steps import Chunk, make_step, split_evenly
+from tests.kernels.steps import Chunk, last_program_first, make_step, split_evenly
 from tests.support.interpreter_speed import patched_once_a_launch
 
 E4M3FN = torch.float8_e4m3fn
@@ -145,6 +145,19 @@ def test_mixed_batch_matches_each_sequence_alone(name: str, sequences: int) -> N
     assert torch.equal(batch.history.buffer, alone.history.buffer)
     assert torch.equal(batch.ring.buffer.isnan(), alone.ring.buffer.isnan())
     assert torch.equal(batch.ring.buffer.nan_to_num(), alone.ring.buffer.nan_to_num())
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_no_state_row_is_written_twice_in_a_step(name: str) -> None:
+    torch.manual_seed(7)
+    shape = SHAPES[name]
+    weights, values = random_weights(shape), Values.random(150, shape)
+    forward, backward = (Bench(weights, slots=2, dtype=E4M3FN, poison=0.0) for _ in range(2))
+    forward.run(0, values, [(0, 150)])
+    with last_program_first():
+        backward.run(0, values, [(0, 150)])
+    assert torch.equal(backward.ring.buffer, forward.ring.buffer)
+    assert torch.equal(backward.history.buffer, forward.history.buffer)
 
 
 @pytest.mark.parametrize("name", SHAPES)

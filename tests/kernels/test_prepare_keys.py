@@ -10,7 +10,7 @@ from vllm_dsv4.kernels.compress_reference import rotate_pairs
 from vllm_dsv4.kernels.prepare_keys import prepare_keys, prepare_keys_reference
 from vllm_dsv4.kernels.ring_write import write_ring
 
-from tests.kernels.steps import Chunk, make_step
+from tests.kernels.steps import Chunk, cos_sin_table, make_step
 from tests.support.interpreter_speed import patched_once_a_launch
 
 ROWS = 128
@@ -25,11 +25,6 @@ def quick_interpreter() -> Iterator[None]:
 def random_keys(tokens: int) -> torch.Tensor:
     magnitude = 10.0 ** torch.empty(tokens, 8, 1).uniform_(-6, 3)
     return (torch.randn(tokens, 8, 64) * magnitude).flatten(1).bfloat16()
-
-
-def cos_sin_table(positions: int) -> torch.Tensor:
-    angle = torch.arange(positions)[:, None] / 10000.0 ** (torch.arange(32)[None, :] / 32)
-    return torch.cat([angle.cos(), angle.sin()], dim=1)
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 63, 128])

@@ -1,17 +1,19 @@
 """Key rows in rings: what is written where, in which bits, and what is left alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from vllm_dsv4.kernels.caches import KeyCache
 from vllm_dsv4.kernels.fp8_ds_mla import HEAD_DIM, NOPE_DIM, ROW_BYTES, quantize_rows
+from vllm_dsv4.kernels.prepare_keys import prepare_keys
 from vllm_dsv4.kernels.ring_copy import copy_slots
 from vllm_dsv4.kernels.ring_write import write_ring, write_ring_reference
 
 from tests.kernels.sparse_memory import sparse_zeros
-from tests.kernels.steps import Chunk, make_step
+from tests.kernels.steps import Chunk, cos_sin_table, last_program_first, make_step
 from tests.support.interpreter_speed import patched_once_a_launch
 
 DTYPES = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e4m3fnuz)
@@ -93,6 +95,24 @@ def test_verify_step_wraps_at_every_phase() -> None:
     rows, dtype = WINDOW + 2, torch.float8_e4m3fn
     chunks = [Chunk(slot=1 + phase, start=3 * rows + phase, length=3) for phase in range(rows)]
     check_write(chunks, rows, dtype)
+
+
+@pytest.mark.parametrize("order", [nullcontext, last_program_first])
+def test_no_row_is_written_twice_in_a_step(order: Callable[[], Any]) -> None:
+    with order():
+        check_write([Chunk(2, 77, 300), Chunk(1, 0, 129)], WINDOW, torch.float8_e4m3fn)
+
+
+def test_keys_may_be_rotated_on_the_way(dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    step = make_step([Chunk(2, 120, 9), Chunk(1, 0, 3)], padding_tokens=1)
+    keys, table = random_keys(13), cos_sin_table(200)
+    before, on_the_way, reference = (poisoned_ring(3, WINDOW, dtype) for _ in range(3))
+    write_ring(prepare_keys(keys, table, torch.bfloat16, step), before, step)
+    write_ring(keys, on_the_way, step, cos_sin=table)
+    write_ring_reference(keys, reference, step, cos_sin=table)
+    assert torch.equal(on_the_way.buffer, before.buffer)
+    assert torch.equal(on_the_way.buffer, reference.buffer)
 
 
 def test_requests_in_slot_zero_and_empty_steps_write_nothing(dtype: torch.dtype) -> None:
@@ -217,6 +237,7 @@ def test_slots_past_four_gib(dtype: torch.dtype) -> None:
         ({"keys": torch.zeros(4, 511, dtype=torch.bfloat16)}, "keys are torch.bfloat16"),
         ({"keys": torch.zeros(4, 520).bfloat16()[:, :512]}, "a multiple of 16 elements apart"),
         ({"keys": torch.zeros(9, 512, dtype=torch.bfloat16)}, "9 tokens, but indices of 4 only"),
+        ({"cos_sin": torch.zeros(9, 64).double()}, "cos_sin are torch.float32"),
         ({"ends": torch.zeros(1, dtype=torch.int64)}, "go together"),
         (
             {"ends": torch.zeros(1), "targets": torch.zeros(1, dtype=torch.int32)},
