@@ -58,7 +58,7 @@ class KeyCache:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row, scales included."""
-        return fp8_ds_mla.ROW_BYTES if self.is_fp8 else 2 * fp8_ds_mla.HEAD_DIM
+        return row_bytes(self.dtype)
 
     @property
     def slot_bytes(self) -> int:
@@ -107,6 +107,11 @@ class CompressedKeys:
         check_int("lengths", self.lengths, 1, (torch.int32,))
         if len(self.indices) != len(self.lengths):
             raise ValueError(f"{len(self.indices)} rows of indices, {len(self.lengths)} lengths")
+
+
+def row_bytes(dtype: torch.dtype) -> int:
+    """Bytes of a key row of ``dtype``, scales included."""
+    return 2 * fp8_ds_mla.HEAD_DIM if dtype == torch.bfloat16 else fp8_ds_mla.ROW_BYTES
 
 
 def row_format(dtype: torch.dtype, ring_dtype: torch.dtype) -> int:

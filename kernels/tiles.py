@@ -131,12 +131,13 @@ def attend_compressed(
 ):
     """``attend`` over the compressed rows whose indices are tile ``i_tile`` at ``p_indices``."""
     o_index = i_tile * BLOCK_K + tl.arange(0, BLOCK_K)
-    i_key = tl.load(p_indices + o_index, mask=o_index < n_indices, other=-1)
-    m_key = i_key >= 0
+    # Past the last index: read its row again, and let it not count.
+    i_key = tl.load(p_indices + tl.minimum(o_index, n_indices - 1))
+    m_key = (o_index < n_indices) & (i_key >= 0)
     i_key = tl.maximum(i_key, 0)
     p_block = cache_ptr + (i_key // ROWS).to(tl.int64) * cache_stride
     b_k = load_tile(p_block, i_key % ROWS, ROWS, FORMAT)
-    # Row 0 stands in for those that do not count, and a zero weight times NaN is NaN.
+    # Row 0 stands in for a negative index, whatever it holds, and a zero weight times NaN is NaN.
     b_k = tl.where(m_key[None, :, None], b_k, 0.0)
     return attend(b_q, b_k, m_key, qk_scale, b_m, b_l, b_a)
 
