@@ -20,6 +20,12 @@ def test_the_demo_shows_wraps_slots_capacity_and_equal_tokens(tmp_path: Path) ->
     assert [row[0] for row in rows] == list("012345")
     assert all(int(wraps) >= 2 for _, _, wraps in rows)
     assert "afterwards: 4 slots, 4 free, 0 held; lent 6 times" in ran.stdout
+    pool = re.search(
+        r"paged pool: ([\d,]+) blocks, ([\d,]+) free before, ([\d,]+) after", ran.stdout
+    )
+    assert pool is not None
+    blocks, before, after = (int(count.replace(",", "")) for count in pool.groups())
+    assert blocks - 1 == before == after > 1000
     assert "tokens equal to vLLM's own paged path: 6 of 6 requests" in ran.stdout
     gain = re.search(r"tokens \(([\d.]+) times\)", ran.stdout)
     assert gain is not None

@@ -55,9 +55,10 @@ class SlotWatch:
 
 def serve(llm: LLM, prompts: list[str], max_tokens: int) -> Result:
     """Generate ``max_tokens`` greedy tokens after each prompt, all requests at once."""
-    engine = llm.llm_engine
-    managers = _kv_managers(engine)
-    pool = managers[0].block_pool
+    engine: Any = llm.llm_engine
+    caches = engine.engine_core.engine_core.scheduler.kv_cache_manager
+    pool = caches.block_pool
+    managers = caches.coordinator.single_type_managers
     ring = next((manager for manager in managers if isinstance(manager, RingManager)), None)
     watch = SlotWatch(ring) if ring else None
     free_before = pool.get_num_free_blocks()
@@ -94,14 +95,6 @@ def serve(llm: LLM, prompts: list[str], max_tokens: int) -> Result:
         pool_free_after=pool.get_num_free_blocks(),
         slots=watch.table() if watch else None,
     )
-
-
-def _kv_managers(engine: Any) -> tuple[Any, ...]:
-    """The block managers of the scheduler, one per group of caches."""
-    managers: tuple[Any, ...] = (
-        engine.engine_core.engine_core.scheduler.kv_cache_manager.coordinator.single_type_managers
-    )
-    return managers
 
 
 def _generated(output: Any) -> int:
