@@ -12,6 +12,8 @@ from typing import Any
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+# One thread: the model is tiny, and idle OpenMP threads spin against each other on a busy machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,36 @@ class Engine:
         """The same, each prompt alone in the engine."""
         return [self.generate([prompt], **kwargs)[0] for prompt in prompts]
 
+    def prompt_logprobs(self, tokens: Sequence[int]) -> list[tuple[float, float]]:
+        """Of each token but the first placeholder: its log-probability, and the best one there."""
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
+        (output,) = self.llm.generate(
+            [{"prompt_token_ids": list(tokens)}], sampling, use_tqdm=False
+        )
+        entries = [
+            (entry[token].logprob, max(other.logprob for other in entry.values()))
+            for token, entry in zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
+        ]
+        return [(0.0, 0.0), *entries]
+
+    @contextmanager
+    def counting_preemptions(self) -> Iterator[list[str]]:
+        """Collect the ids of requests that are preempted."""
+        preempted: list[str] = []
+        original = self.scheduler._preempt_request
+
+        def count(request: Any, *args: Any, **kwargs: Any) -> None:
+            preempted.append(request.request_id)
+            original(request, *args, **kwargs)
+
+        self.scheduler._preempt_request = count
+        try:
+            yield preempted
+        finally:
+            self.scheduler._preempt_request = original
+
 
 def _answer(output: Any) -> Answer:
     completion = output.outputs[0]
@@ -99,7 +131,6 @@ def engine(model: Path, *, env: dict[str, str] | None = None, **kwargs: Any) -> 
         "enforce_eager": True,
         "kv_cache_memory_bytes": 256 << 20,
         "enable_prefix_caching": False,
-        "skip_tokenizer_init": True,
     } | kwargs
     llm = None
     try:

@@ -12,11 +12,13 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
+from vllm_dsv4.ring import row
 from vllm_dsv4.ring.arena import RingArena
 from vllm_dsv4.ring.geometry import RingGeometry, RingKind
 from vllm_dsv4.ring.plan import ring_geometry
 from vllm_dsv4.ring.staging import StagingPlan
 from vllm_dsv4.ring.step import RingStep, make_step, restores
+from vllm_dsv4.settings import read_settings
 
 _RATIO = {
     RingKind.SWA: 0,
@@ -60,6 +62,7 @@ class CpuRingMetadataBuilder(AttentionMetadataBuilder[CpuRingMetadata]):
         super().__init__(*args, **kwargs)
         self.geometry = ring_geometry(self.vllm_config)
         layers = self.vllm_config.compilation_config.static_forward_context
+        self.poison = read_settings().poison
         self.arena: RingArena = layers[self.layer_names[0]].arena
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
 
@@ -76,6 +79,8 @@ class CpuRingMetadataBuilder(AttentionMetadataBuilder[CpuRingMetadata]):
         rows = common.block_table_tensor
         block_size = self.kv_cache_spec.block_size
         with_snapshots = self.geometry.num_snapshots > 0
+        if self.poison:
+            self._poison_lent_slots(rows, common.compute_num_computed_tokens())
         if with_snapshots:
             for source, slot in zip(
                 *restores(rows, common.compute_num_computed_tokens(), block_size), strict=True
@@ -92,6 +97,13 @@ class CpuRingMetadataBuilder(AttentionMetadataBuilder[CpuRingMetadata]):
             with_snapshots=with_snapshots,
         )
         return CpuRingMetadata(step, self.geometry)
+
+    def _poison_lent_slots(self, rows: torch.Tensor, first: torch.Tensor) -> None:
+        """Fill the slot of every request that takes its first step with NaN."""
+        hit = rows[:, row.HIT_BLOCKS] * self.kv_cache_spec.block_size
+        begins = (first == 0) | ((rows[:, row.SOURCE] != 0) & (first == hit))
+        for slot in rows[begins, row.SLOT].tolist():
+            self.arena.poison_slot(slot)
 
 
 class CpuRingBackend(AttentionBackend):

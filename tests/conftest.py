@@ -1,0 +1,37 @@
+"""Fixtures for all suites: small checkpoints, made once and kept in ``.cache``."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CACHE = ROOT / ".cache" / "tests"
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Callable[..., Path]:
+    """``tiny(form=..., **shape)``: the folder of a small checkpoint (see ``vllm-dsv4 make-tiny``).
+
+    Reused as long as the code that writes it is the same.
+    """
+    sources = sorted((ROOT / "vllm_dsv4" / "checkpoint").glob("*.py"))
+    code = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+
+    def make(form: str = "bf16", **shape: object) -> Path:
+        from vllm_dsv4.checkpoint.config import Form, Shape
+        from vllm_dsv4.checkpoint.write import make_tiny
+
+        name = "-".join([form, *(f"{key}={shape[key]}" for key in sorted(shape))])
+        folder = CACHE / code / name.replace(" ", "")
+        if not (folder / ".complete").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            make_tiny(folder, Shape(**shape), form=Form(form))  # type: ignore[arg-type]
+            (folder / ".complete").touch()
+        return folder
+
+    return make
