@@ -35,8 +35,8 @@ VARIANTS = [
 ]
 ROUNDING_BF16 = 2.0**-8
 """Half a step of bf16, relative: eight significant bits."""
-FLOAT32_ERROR = 2e-6
-"""Largest error seen of a row's float32 arithmetic, relative to the row's largest value: 4e-7."""
+FLOAT32_ERROR = 5e-7
+"""Allowed for float32 arithmetic, relative to a row's largest value; 8e-8 has been measured."""
 
 
 @pytest.fixture(autouse=True)
@@ -223,7 +223,7 @@ def test_slots_and_blocks_past_four_gib(name: str) -> None:
     near.run(4, values, [(0, 125), (125, length)])
     far = Bench(weights, slots=6, dtype=E4M3FN)
     blocks, block_bytes = near.history.buffer.shape
-    state = sparse_zeros(6, near.ring.buffer.shape[1], 1 << 30, torch.float32)
+    state = sparse_zeros(6, near.ring.buffer.shape[1], 2 << 30, torch.float32)
     history = sparse_zeros(blocks, block_bytes, 80 << 20, torch.uint8)
     history[64:] = HISTORY_POISON
     far.ring = StateRing(state, near.ring.rows, shape)
