@@ -23,7 +23,7 @@ from .caches import (
     row_format,
 )
 from .join import join
-from .launch import KV_DTYPES, LANES, WAVE_SIZES, block_k, choose_num_splits, compute_units, warps
+from .launch import KV_DTYPES, NUM_WARPS, block_k, choose_num_splits, compute_units
 from .variants import KernelVariant
 
 BLOCK_H = 16
@@ -243,7 +243,7 @@ def decode(
         NUM_SPLITS=num_splits,
         BLOCK_H=BLOCK_H,
         BLOCK_K=block_k(ring.dtype),
-        num_warps=warps(queries.device),
+        num_warps=NUM_WARPS,
     )
     if part_m is not None:
         join(part_m, part_l, part_a, positions, sink=sink, inverse_rope=inverse_rope, out=out)
@@ -299,7 +299,7 @@ def isa_variants() -> list[KernelVariant]:
                         "BLOCK_H": BLOCK_H,
                         "BLOCK_K": block_k(ring_dtype),
                     },
-                    num_warps=LANES // WAVE_SIZES[arch],
+                    num_warps=NUM_WARPS,
                     archs=(arch,),
                     min_workgroups_per_cu=2,
                     refreshed_by_host=True,

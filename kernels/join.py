@@ -5,10 +5,9 @@ import triton
 import triton.language as tl
 
 from . import fp8_ds_mla, tiles
-from .launch import WAVE_SIZES, warps
 from .variants import KernelVariant
 
-LANES = 128
+NUM_WARPS = 2
 
 _HEAD_DIM = tl.constexpr(fp8_ds_mla.HEAD_DIM)
 
@@ -96,7 +95,7 @@ def join(
         ROTATE=inverse_rope is not None,
         NUM_SPLITS=num_splits,
         SPLITS_PADDED=triton.next_power_of_2(num_splits),
-        num_warps=warps(out.device, LANES),
+        num_warps=NUM_WARPS,
     )
 
 
@@ -126,11 +125,9 @@ def isa_variants() -> list[KernelVariant]:
                 "NUM_SPLITS": 8,
                 "SPLITS_PADDED": 8,
             },
-            num_warps=LANES // wave_size,
-            archs=(arch,),
+            num_warps=NUM_WARPS,
             min_workgroups_per_cu=2,
             shape="join, 8 shares",
         )
-        for arch, wave_size in WAVE_SIZES.items()
         for rotate in (False, True)
     ]

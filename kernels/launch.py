@@ -17,8 +17,11 @@ KV_DTYPES = (
 )
 """Architectures and the types of ring rows on each. fp8 compressed rows are e4m3fn on all."""
 
+NUM_WARPS = 4
+"""Waves of an attention workgroup, of whatever size: one for each piece of a row."""
+
 LANES = 256
-"""Lanes of a workgroup of the attention kernels, whatever the wave's size."""
+"""Lanes of a workgroup of the other kernels, whatever the wave's size."""
 
 MAX_SPLITS = 16
 
@@ -44,7 +47,7 @@ def compute_units(device: torch.device) -> int:
 
 
 def block_k(ring_dtype: torch.dtype) -> int:
-    """Keys of a tile: what four 16-byte loads a lane fetch of fp8 rows, or of bf16 rows."""
+    """Keys of a tile: 16 KiB of fp8 rows or of bf16 rows."""
     return 16 if ring_dtype == torch.bfloat16 else 32
 
 

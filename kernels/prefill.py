@@ -21,7 +21,7 @@ from .caches import (
     check_sink,
     row_format,
 )
-from .launch import KV_DTYPES, LANES, WAVE_SIZES, block_k, warps
+from .launch import KV_DTYPES, NUM_WARPS, block_k
 from .variants import KernelVariant
 
 BLOCK_H = 16
@@ -236,7 +236,7 @@ def prefill(
         ROTATE=inverse_rope is not None,
         BLOCK_H=BLOCK_H,
         BLOCK_K=block_k(ring.dtype),
-        num_warps=warps(queries.device),
+        num_warps=NUM_WARPS,
     )
     return out
 
@@ -288,7 +288,7 @@ def isa_variants() -> list[KernelVariant]:
                         "BLOCK_H": BLOCK_H,
                         "BLOCK_K": block_k(ring_dtype),
                     },
-                    num_warps=LANES // WAVE_SIZES[arch],
+                    num_warps=NUM_WARPS,
                     archs=(arch,),
                     min_workgroups_per_cu=2,
                     refreshed_by_host=True,

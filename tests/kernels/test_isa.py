@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from vllm_dsv4.isa.archs import ARCHS, LDS_BYTES_PER_CU
 from vllm_dsv4.isa.assembly import read_assembly
+from vllm_dsv4.isa.table import markdown_table, replace_table
 
 KEYS = {
     "owner",
@@ -82,6 +84,12 @@ def test_attention_loads_sixteen_bytes_and_multiplies_matrices(rows: list[dict])
         if row["kernel"] in ATTENTION:
             assert row["global_load_bytes_widest"] == 16, row
             assert row["mfma"] > 0, row
+
+
+def test_the_documented_table_is_what_the_command_makes(rows: list[dict]) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text(encoding="utf-8")
+    renewed = replace_table(text, markdown_table(rows))
+    assert text == renewed, "run: vllm-dsv4 isa --write docs/kernels.md"
 
 
 @pytest.mark.parametrize("arch", ARCHS)

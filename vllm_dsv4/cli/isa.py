@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from pathlib import Path
 
 from vllm_dsv4.isa.archs import ARCHS
 
@@ -10,7 +11,10 @@ from vllm_dsv4.isa.archs import ARCHS
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the rows as a JSON list")
-    form.add_argument("--markdown", action="store_true", help="print the table of docs/kernels.md")
+    form.add_argument("--markdown", action="store_true", help="print a Markdown table")
+    form.add_argument(
+        "--write", type=Path, metavar="FILE", help="renew the table between FILE's marker lines"
+    )
     parser.add_argument(
         "--arch",
         action="append",
@@ -29,11 +33,14 @@ def run(args: argparse.Namespace) -> int:
         print(f"vllm-dsv4 isa: {error}", file=sys.stderr)
         return 2
     from vllm_dsv4.isa.report import compile_all, failed_bars
-    from vllm_dsv4.isa.table import markdown_table, plain_table
+    from vllm_dsv4.isa.table import markdown_table, plain_table, replace_table
 
     compiled = list(compile_all(args.arch or ARCHS))
     rows = [one.row() for one in compiled]
-    if args.json:
+    if args.write:
+        text = args.write.read_text(encoding="utf-8")
+        args.write.write_text(replace_table(text, markdown_table(rows)), encoding="utf-8")
+    elif args.json:
         print(json.dumps(rows, indent=1))
     else:
         print(markdown_table(rows) if args.markdown else plain_table(rows))

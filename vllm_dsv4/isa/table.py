@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+BEGIN = "<!-- made by: vllm-dsv4 isa --write docs/kernels.md -->"
+END = "<!-- end of what was made -->"
+
 COLUMNS = {
     "owner": "owner",
     "kernel": "kernel",
@@ -28,6 +31,15 @@ def markdown_table(rows: Sequence[dict[str, Any]]) -> str:
     rule = ["---" if key in ("owner", "kernel", "variant", "arch") else "--:" for key in COLUMNS]
     lines = [list(COLUMNS.values()), rule, *([str(row[key]) for key in COLUMNS] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def replace_table(text: str, table: str) -> str:
+    """``text`` with what stands between its two marker lines replaced by ``table``."""
+    before, _, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"no lines {BEGIN!r} and {END!r} to put the table between")
+    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
 
 
 def plain_table(rows: Sequence[dict[str, Any]]) -> str:
