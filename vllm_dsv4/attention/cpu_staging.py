@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from vllm_dsv4.ring.geometry import (
@@ -22,20 +24,34 @@ class Staging:
     def __init__(
         self, geometry: RingGeometry, max_num_batched_tokens: int, max_num_seqs: int
     ) -> None:
-        self._buffers: dict[RingKind, torch.Tensor] = {}
-        for kind in geometry.layers_of_kind:
-            shape = geometry.shape(kind)
-            rows = staging_rows_needed(kind.window, max_num_batched_tokens, max_num_seqs)
-            blocks = -(-rows // shape.rows)
-            self._buffers[kind] = torch.zeros((blocks, shape.slot_bytes), dtype=torch.uint8)
+        self._buffers = {
+            kind: torch.zeros(
+                _buffer_shape(geometry, kind, max_num_batched_tokens, max_num_seqs),
+                dtype=torch.uint8,
+            )
+            for kind in geometry.layers_of_kind
+        }
 
     def buffer(self, kind: RingKind) -> torch.Tensor:
         """uint8 ``[blocks, slot_bytes]``."""
         return self._buffers[kind]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(buffer.numel() for buffer in self._buffers.values())
+
+def staging_bytes(geometry: RingGeometry, max_num_batched_tokens: int, max_num_seqs: int) -> int:
+    """Bytes that ``Staging`` will hold."""
+    return sum(
+        math.prod(_buffer_shape(geometry, kind, max_num_batched_tokens, max_num_seqs))
+        for kind in geometry.layers_of_kind
+    )
+
+
+def _buffer_shape(
+    geometry: RingGeometry, kind: RingKind, max_num_batched_tokens: int, max_num_seqs: int
+) -> tuple[int, int]:
+    """Blocks, and bytes of a block."""
+    shape = geometry.shape(kind)
+    rows = staging_rows_needed(kind.window, max_num_batched_tokens, max_num_seqs)
+    return -(-rows // shape.rows), shape.slot_bytes
 
 
 def copy_rows(source: torch.Tensor, target: torch.Tensor, shape: RingShape, copy: RowCopy) -> None:

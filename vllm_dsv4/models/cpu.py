@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import torch
+import psutil
 from vllm.config import VllmConfig
-from vllm.logger import init_logger
 from vllm.models.deepseek_v4.cpu.cpu_sparse import DeepseekV4CPUAttention
 from vllm.models.deepseek_v4.cpu.model import DeepseekV4ForCausalLM as VllmDeepseekV4ForCausalLM
 
 from vllm_dsv4.attention.cpu import put_on_rings
-from vllm_dsv4.attention.cpu_staging import Staging
+from vllm_dsv4.attention.cpu_staging import Staging, staging_bytes
 from vllm_dsv4.models.common import local_ratios, require_our_platform
+from vllm_dsv4.refusals import check_rings_fit
 from vllm_dsv4.ring.arena import RingArena
 from vllm_dsv4.ring.plan import ring_geometry
 
-logger = init_logger(__name__)
+
+def check_memory(vllm_config: VllmConfig) -> None:
+    """Refuse rings that this machine cannot hold, before the weights are built.
+
+    Raises:
+        Refusal: naming the flags to change.
+    """
+    geometry = ring_geometry(vllm_config)
+    scheduler = vllm_config.scheduler_config
+    staging = staging_bytes(geometry, scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
+    available = psutil.virtual_memory().available
+    check_rings_fit(geometry.total_bytes + staging, vllm_config, available, "free memory")
 
 
 class DeepseekV4ForCausalLM(VllmDeepseekV4ForCausalLM):
@@ -24,6 +33,7 @@ class DeepseekV4ForCausalLM(VllmDeepseekV4ForCausalLM):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         require_our_platform()
+        check_memory(vllm_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         attentions = [m for m in self.modules() if isinstance(m, DeepseekV4CPUAttention)]
         geometry = ring_geometry(vllm_config, ratios=local_ratios(attentions))
@@ -38,6 +48,3 @@ class DeepseekV4ForCausalLM(VllmDeepseekV4ForCausalLM):
                 vllm_config.compilation_config.static_forward_context,
             )
         self.arena.check_all_taken()
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        return super().load_weights(weights)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm.logger import init_logger
-
+from vllm_dsv4.entrypoints import ARCHITECTURE
+from vllm_dsv4.log import get_logger
+from vllm_dsv4.refusals import check_all
 from vllm_dsv4.ring.plan import RETENTION_KEY
 from vllm_dsv4.settings import read_settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-logger = init_logger(__name__)
+logger = get_logger(__name__)
 
 
 def serves_on_rings(vllm_config: VllmConfig) -> bool:
@@ -21,12 +22,16 @@ def serves_on_rings(vllm_config: VllmConfig) -> bool:
     return (
         read_settings().ring
         and model_config is not None
-        and getattr(model_config.hf_config, "model_type", None) == "deepseek_v4"
+        and ARCHITECTURE in (getattr(model_config.hf_config, "architectures", None) or ())
     )
 
 
 def prepare_for_rings(vllm_config: VllmConfig) -> None:
-    """Move what vLLM's paged path would do for prefix caching over to the snapshots."""
+    """Refuse what rings cannot serve; move prefix-cache retention over to the snapshots.
+
+    Raises:
+        Refusal: before anything is allocated.
+    """
     cache = vllm_config.cache_config
     if cache.prefix_cache_retention_interval:
         vllm_config.additional_config = {
@@ -39,6 +44,7 @@ def prepare_for_rings(vllm_config: VllmConfig) -> None:
             "Prefix caching is off: VLLM_DSV4_SNAPSHOT_SLOTS=0 leaves no room for snapshots."
         )
         cache.enable_prefix_caching = False
+    check_all(vllm_config)
 
 
 class RingPlatform:

@@ -24,7 +24,9 @@ from vllm.v1.core.kv_cache_utils import (
 from vllm.v1.core.single_type_kv_cache_manager import CircularBufferManager
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
+from vllm_dsv4.log import get_logger
 from vllm_dsv4.ring import row
+from vllm_dsv4.ring.report import describe_rings
 from vllm_dsv4.ring.slots import SlotCounts, SlotIntegrityError, SlotPool
 from vllm_dsv4.ring.snapshots import SnapshotBook
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from vllm_dsv4.ring.spec import RingSpec
+
+logger = get_logger(__name__)
 
 
 class RingManager(CircularBufferManager):
@@ -58,6 +62,7 @@ class RingManager(CircularBufferManager):
         )
         self.block_pool = self.snapshots.pool
         self._scheduled_tokens: dict[str, int] = {}
+        logger.info_once(describe_rings(kv_cache_spec, paged_pool.num_gpu_blocks))
 
     def get_num_blocks_to_allocate(self, request_id: str, *args: Any, **kwargs: Any) -> int:
         """0 if the request has a slot or can have one, else more blocks than the pool has.

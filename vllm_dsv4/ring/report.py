@@ -1,0 +1,35 @@
+"""The start-up line: what the rings cost, what is left for pages, and what each number means."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm_dsv4.ring.spec import RingSpec
+
+MIB = 1 << 20
+
+
+def describe_rings(spec: RingSpec, num_blocks: int) -> str:
+    """One line for the operator.
+
+    Args:
+        num_blocks: blocks of the paged pool, its null block included.
+    """
+    slots = (spec.num_slots + 1) * spec.bytes_per_slot
+    snapshots = spec.num_snapshots * spec.bytes_per_snapshot
+    line = (
+        f"DeepSeek-V4 on rings: {spec.num_slots} slots of {spec.bytes_per_slot / MIB:.2f} MiB, one "
+        f"per running sequence"
+    )
+    if spec.num_snapshots:
+        line += (
+            f", and {spec.num_snapshots} prefix-cache snapshots of "
+            f"{spec.bytes_per_snapshot / MIB:.2f} MiB"
+        )
+    tokens = (num_blocks - 1) * spec.block_size
+    return line + (
+        f": {(slots + snapshots) / MIB:.1f} MiB per model replica, outside the paged pool. The "
+        f"pool's {num_blocks:,} blocks of {spec.block_size} tokens hold compressed history only, "
+        f"{tokens:,} tokens of it over all sequences; the window takes none of them."
+    )
