@@ -37,7 +37,8 @@ def compile_variant(variant: KernelVariant, arch: str) -> tuple[Figures, str]:
     compiled = triton_compile(
         source,
         target=GPUTarget("hip", arch, WAVE_SIZES[arch]),
-        options={"num_warps": variant.num_warps, **variant.options},
+        # Fusion is what a launch has by default; said outright, Triton does not warn of it.
+        options={"num_warps": variant.num_warps, "enable_fp_fusion": True, **variant.options},
     )
     assembly = compiled.asm["amdgcn"]
     return read_assembly(assembly, compiled.metadata.shared), assembly
