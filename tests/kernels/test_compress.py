@@ -125,8 +125,10 @@ def test_stale_rows_of_an_earlier_owner_change_nothing(name: str) -> None:
     assert all(torch.equal(ring, rings[0]) for ring in rings)
 
 
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("sequences", range(1, 10))
+@pytest.mark.parametrize(
+    ("name", "sequences"),
+    [*(("c4-indexer", count) for count in range(1, 10)), ("c4", 9), ("c128", 9)],
+)
 def test_mixed_batch_matches_each_sequence_alone(name: str, sequences: int) -> None:
     torch.manual_seed(sequences)
     shape, dtype = SHAPES[name], E4M3FN

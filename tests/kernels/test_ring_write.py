@@ -77,7 +77,14 @@ def check_write(chunks: Sequence[Chunk], rows: int, dtype: torch.dtype) -> None:
     assert torch.equal(ring.buffer, expected)
 
 
-@pytest.mark.parametrize("length", [1, 3, 63, 127, 128, 129, 500])
+@pytest.mark.parametrize(
+    ("length", "dtype"),
+    [
+        *((length, torch.float8_e4m3fn) for length in (1, 3, 63, 127, 128, 129, 500)),
+        (129, torch.float8_e4m3fnuz),
+        (129, torch.bfloat16),
+    ],
+)
 def test_chunk_of_any_length_leaves_its_last_rows(length: int, dtype: torch.dtype) -> None:
     check_write([Chunk(slot=2, start=77, length=length)], WINDOW, dtype)
 
