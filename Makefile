@@ -9,7 +9,7 @@ RUN := $(VENV)/bin/python
 PYTEST := $(RUN) -m pytest
 
 # Quick suites first. A suite whose folder does not exist is skipped.
-SUITES := $(wildcard tests/planner tests/blocks tests/planner tests/kernels tests/engine tests/cluster tests/soak)
+SUITES := $(wildcard $(addprefix tests/,planner blocks kernels engine cluster soak))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-quick bench lint types clean $(SUITES)
