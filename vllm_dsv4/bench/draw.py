@@ -53,10 +53,7 @@ def draw_scheduler(data: dict[str, Any], folder: Path) -> list[str]:
     """Requests at once, throughput and time to first token, a pair of bars a shape."""
     shapes = list(data["shapes"].values())
     model = data["step_times"][0]["name"]
-    labels = [
-        f"{shape['title'].replace(', ', ',\n').replace(' of ', ' of\n')}\n{shape['memory_gib']} GiB"
-        for shape in shapes
-    ]
+    labels = [_label(shape) for shape in shapes]
     figure, axes = panels(
         3,
         f"{data['model']}: vLLM's scheduler without a model, at equal bytes "
@@ -155,3 +152,9 @@ def _short(value: int) -> str:
     if value >= 2**20:
         return f"{value // 2**20}M"
     return f"{value // 1024}K" if value >= 1024 else str(value)
+
+
+def _label(shape: dict[str, Any]) -> str:
+    """A shape's title over several lines, with its memory."""
+    broken = shape["title"].replace(", ", ",\n").replace(" of ", " of\n")
+    return f"{broken}\n{shape['memory_gib']} GiB"
