@@ -86,7 +86,10 @@ def runs(model: Path) -> dict[str, RingRun]:
         )
         for name in ("256s", "preempted", "three slots"):
             run = runs[name]
-            run.scores = [deviation(paged, MANY[i], answer) for i, answer in enumerate(run.many)]
+            run.scores = [
+                deviation(paged, asked, answer)
+                for asked, answer in zip(run.prompts, run.many, strict=True)
+            ]
     return runs
 
 

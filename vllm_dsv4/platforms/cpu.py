@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING
 
 from vllm.platforms.cpu import CpuPlatform
 
+from vllm_dsv4.fixes import triton_interpreter
 from vllm_dsv4.platforms.common import RingPlatform, prepare_for_rings, serves_on_rings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+if triton_interpreter.wanted():
+    triton_interpreter.install()
 
 
 class Dsv4CpuPlatform(RingPlatform, CpuPlatform):
