@@ -10,6 +10,7 @@ from vllm.models.deepseek_v4.cpu.model import DeepseekV4ForCausalLM as VllmDeeps
 from vllm_dsv4.attention.cpu import put_on_rings
 from vllm_dsv4.attention.cpu_staging import Staging, staging_bytes
 from vllm_dsv4.models.common import local_ratios, require_our_platform
+from vllm_dsv4.models.released import LoadsReleasedForm, bf16_config, must_dequantise
 from vllm_dsv4.refusals import check_rings_fit
 from vllm_dsv4.ring.arena import RingArena
 from vllm_dsv4.ring.plan import ring_geometry
@@ -28,13 +29,14 @@ def check_memory(vllm_config: VllmConfig) -> None:
     check_rings_fit(geometry.total_bytes + staging, vllm_config, available, "free memory")
 
 
-class DeepseekV4ForCausalLM(VllmDeepseekV4ForCausalLM):
+class DeepseekV4ForCausalLM(LoadsReleasedForm, VllmDeepseekV4ForCausalLM):
     """vLLM's CPU model with every window and compressor-state cache replaced by a ring."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         require_our_platform()
         check_memory(vllm_config)
-        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        super().__init__(vllm_config=bf16_config(vllm_config), prefix=prefix)
+        self.dequantise = must_dequantise(vllm_config)
         attentions = [m for m in self.modules() if isinstance(m, DeepseekV4CPUAttention)]
         geometry = ring_geometry(vllm_config, ratios=local_ratios(attentions))
         self.arena = RingArena(geometry, device="cpu")
