@@ -1,11 +1,13 @@
 """Packaging of vllm_dsv4: two vLLM entry points under one name, and the console script."""
 
+import runpy
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
 VERSION = "0.1.0"
+LOW, HIGH = runpy.run_path(str(ROOT / "vllm_dsv4" / "versions.py"))["SUPPORTED_VLLM"]
 
 setup(
     name="vllm-dsv4",
@@ -14,7 +16,19 @@ setup(
     long_description=(ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else "",
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: GPU",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.11",
+    # vLLM's internals change between minor versions: vllm_dsv4/versions.py says which are known.
+    install_requires=[f"vllm>={LOW},<{HIGH}"],
     packages=[
         *find_packages(include=["vllm_dsv4", "vllm_dsv4.*"]),
         "vllm_dsv4.kernels",

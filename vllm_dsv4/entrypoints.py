@@ -7,10 +7,11 @@ import vLLM. ``register`` runs in every process before a model is built.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import sys
 from importlib import metadata
 
-from vllm_dsv4.settings import read_settings
+from vllm_dsv4.settings import SettingError, read_settings
 from vllm_dsv4.versions import SUPPORTED_VLLM, unsupported_reason
 
 logger = logging.getLogger("vllm.vllm_dsv4")
@@ -34,7 +35,7 @@ def register() -> None:
     """Name our model classes for the live platform. Idempotent; other models are untouched."""
     reason = unsupported_reason()
     if reason is not None:
-        logger.error("vllm_dsv4 registers nothing: %s", reason)
+        _error_once_a_command("vllm_dsv4 registers nothing: %s", reason)
         return
     from vllm import ModelRegistry
     from vllm.platforms import current_platform
@@ -47,10 +48,26 @@ def register() -> None:
         return
     cls = (
         "vllm_dsv4.models.cpu:DeepseekV4ForCausalLM"
-        if read_settings().ring
+        if _rings_wanted()
         else "vllm_dsv4.models.cpu_paged:PagedDeepseekV4ForCausalLM"
     )
     ModelRegistry.register_model(ARCHITECTURE, cls)
+
+
+def _rings_wanted() -> bool:
+    """What the environment asks for. Where it cannot be read, DSV4 will refuse to start when its
+    configuration is checked; an exception here would stop every other model too."""
+    try:
+        return read_settings().ring
+    except SettingError as error:
+        _error_once_a_command("vllm_dsv4 cannot serve %s: %s", ARCHITECTURE, error)
+        return True
+
+
+def _error_once_a_command(message: str, *args: object) -> None:
+    """Workers come to the same conclusion as the process that started them."""
+    if multiprocessing.parent_process() is None:
+        logger.error(message, *args)
 
 
 def _build_kind() -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vllm_dsv4.entrypoints import ARCHITECTURE
@@ -15,15 +16,29 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+V41_PREFIX = "DeepseekV41"
+
 
 def serves_on_rings(vllm_config: VllmConfig) -> bool:
     """Whether this configuration is a DSV4 model that the rings will serve."""
+    # The settings last: a value that cannot be parsed is no concern of other models.
+    return ARCHITECTURE in _architectures(vllm_config) and read_settings().ring
+
+
+def note_what_passes_through(vllm_config: VllmConfig) -> None:
+    """One line for a model that looks like ours and is not: DeepSeek-V4.1 has other layers."""
+    for architecture in _architectures(vllm_config):
+        if architecture.startswith(V41_PREFIX):
+            logger.info_once(
+                "vllm_dsv4 leaves %s to vLLM: its rings serve %s only.", architecture, ARCHITECTURE
+            )
+
+
+def _architectures(vllm_config: VllmConfig) -> Sequence[str]:
     model_config = vllm_config.model_config
-    return (
-        read_settings().ring
-        and model_config is not None
-        and ARCHITECTURE in (getattr(model_config.hf_config, "architectures", None) or ())
-    )
+    if model_config is None:
+        return ()
+    return getattr(model_config.hf_config, "architectures", None) or ()
 
 
 def prepare_for_rings(vllm_config: VllmConfig) -> None:

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from vllm.platforms.cpu import CpuPlatform
 
 from vllm_dsv4.fixes import triton_interpreter
-from vllm_dsv4.platforms.common import RingPlatform, prepare_for_rings, serves_on_rings
+from vllm_dsv4.platforms.common import (
+    RingPlatform,
+    note_what_passes_through,
+    prepare_for_rings,
+    serves_on_rings,
+)
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -29,6 +34,7 @@ class Dsv4CpuPlatform(RingPlatform, CpuPlatform):
         The ring path needs no AMX for either, so the user's settings are put back.
         """
         if not serves_on_rings(vllm_config):
+            note_what_passes_through(vllm_config)
             super().check_and_update_config(vllm_config)
             return
         scheduler = vllm_config.scheduler_config
