@@ -60,6 +60,9 @@ def prepare_for_rings(vllm_config: VllmConfig) -> None:
         )
         cache.enable_prefix_caching = False
     check_all(vllm_config)
+    from vllm_dsv4.metrics import show_on_metrics
+
+    show_on_metrics(vllm_config)
 
 
 class RingPlatform:
@@ -70,8 +73,10 @@ class RingPlatform:
         """vLLM calls this after it registered its own specs, in every process that plans."""
         from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
+        from vllm_dsv4.metrics import announce_engine
         from vllm_dsv4.ring.manager import RingManager
         from vllm_dsv4.ring.spec import RingSpec
 
+        announce_engine(vllm_config)
         super().register_custom_kv_cache_specs(vllm_config)  # type: ignore[misc]
         KVCacheSpecRegistry.register(RingSpec, RingManager, uniform_type_base_spec=RingSpec)

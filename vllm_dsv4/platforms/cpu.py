@@ -27,6 +27,8 @@ class Dsv4CpuPlatform(RingPlatform, CpuPlatform):
     ray_device_key = "GPU"
     """Ray places workers by a resource that a CPU node can declare (``ray start --num-gpus``)."""
 
+    _overrides_registered = False
+
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
         """vLLM switches chunked prefill and prefix caching off for DSV4 on CPUs without AMX.
@@ -49,7 +51,14 @@ class Dsv4CpuPlatform(RingPlatform, CpuPlatform):
 
     @classmethod
     def register_triton_kernel_overrides(cls) -> None:
-        """Add our versions of DSV4's metadata kernels to vLLM's list, where Triton is absent."""
+        """Add our versions of DSV4's metadata kernels to vLLM's list, where Triton is absent.
+
+        Once a process: vLLM asks at every worker start, and its search through all loaded modules
+        trips over numba's (``vars`` of a library function is no dictionary) the second time.
+        """
+        if cls._overrides_registered:
+            return
+        cls._overrides_registered = True
         super().register_triton_kernel_overrides()
         from vllm.triton_utils import HAS_TRITON
 

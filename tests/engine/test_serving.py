@@ -1,0 +1,213 @@
+"""The examples as users run them: an offline script, a server that finds the plugin, a client."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, BadRequestError, OpenAI
+
+from tests.support.engine import Answer
+from tests.support.faithful import ROUNDING, deviation
+from tests.support.prompts import prompt
+from tests.support.server import EXAMPLES, Server, environment, server, wait_for
+
+SLOTS = 8
+MODEL = "dsv4"
+GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0}
+IGNORE_EOS = {"ignore_eos": True, "return_token_ids": True}
+
+
+class Served:
+    """The server, and how long its first request took after it said that it was ready."""
+
+    def __init__(self, running: Server) -> None:
+        self.running = running
+        self.client = OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+        self.asynchronous = AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+
+    def metric(self, name: str) -> float:
+        return self.running.metrics()[f"vllm:{name}"]
+
+    def wait_until_idle(self) -> None:
+        """No request, no slot and no page is in use."""
+        names = ("num_requests_running", "dsv4_slots_in_use", "kv_cache_usage_perc")
+        wait_for(lambda: not any(self.metric(name) for name in names), 20, f"{names} to be 0")
+
+    def prompt_logprobs(self, tokens: list[int]) -> list[tuple[float, float]]:
+        """As ``tests.support.engine.Engine.prompt_logprobs``, asked of the server."""
+        answer = self.client.completions.create(
+            prompt=tokens, max_tokens=1, extra_body={"prompt_logprobs": 1}, **GREEDY
+        )
+        entries = answer.choices[0].model_dump()["prompt_logprobs"]
+        return [(0.0, 0.0)] + [
+            (
+                entry[str(token)]["logprob"],
+                max(other["logprob"] for other in entry.values()),
+            )
+            for token, entry in zip(tokens[1:], entries[1:], strict=True)
+        ]
+
+
+@pytest.fixture(scope="module")
+def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("serve")
+    env = {"VLLM_LOG_STATS_INTERVAL": "1", "VLLM_RPC_BASE_PATH": str(folder)}
+    with server("serve.sh", model, folder, env) as running:
+        running.wait_until_ready()
+        yield Served(running)
+        assert list(folder.glob("*.ring")), "the rings' counts are published in this folder"
+        assert running.stop() == 0
+        assert not list(folder.glob("*.ring"))
+
+
+def test_the_offline_example(model: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "offline.py", model, "--max-tokens", "8"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    lengths = [int(n) for n in re.findall(r"^(\d+) prompt tokens: '", done.stdout, re.MULTILINE)]
+    assert len(lengths) == 3
+    assert max(lengths) > 3 * 128
+    assert "DeepSeek-V4 on rings: 8 slots" in done.stdout
+
+
+def test_a_request_is_served_right_after_start_up(served: Served) -> None:
+    """The server has just said that it is ready; nothing else has been asked of it."""
+    started = time.monotonic()
+    answer = served.client.completions.create(
+        prompt=prompt(300), max_tokens=4, extra_body=IGNORE_EOS, **GREEDY
+    )
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 4
+    assert time.monotonic() - started < 30
+    served.wait_until_idle()
+
+
+def test_the_client_example(served: Served) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "client.py", "--url", f"{served.running.url}/v1"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert list(said) == ["completion", "chat", "stream"]
+    assert said["stream"] == said["completion"] != "''"
+
+
+def test_32_requests_at_once_share_8_slots(served: Served) -> None:
+    prompts = [prompt(200 + 5 * i, seed=i) for i in range(32)]
+    seen: list[tuple[float, float]] = []
+
+    async def answer(tokens: list[int]) -> Answer:
+        completion = await served.asynchronous.completions.create(
+            prompt=tokens, max_tokens=24, logprobs=0, extra_body=IGNORE_EOS, **GREEDY
+        )
+        choice = completion.choices[0]
+        assert choice.logprobs is not None
+        return Answer(
+            tokens=tuple(choice.model_dump()["token_ids"]),
+            logprobs=tuple(choice.logprobs.token_logprobs or ()),
+            cached=0,
+        )
+
+    async def watch() -> None:
+        while True:
+            now = await asyncio.to_thread(served.running.metrics)
+            in_use = now["vllm:dsv4_slots_in_use"]
+            seen.append((in_use, now["vllm:dsv4_requests_waiting_for_slot"]))
+            await asyncio.sleep(0.1)
+
+    async def ask() -> list[Answer]:
+        watching = asyncio.create_task(watch())
+        answers = await asyncio.gather(*(answer(tokens) for tokens in prompts))
+        watching.cancel()
+        return answers
+
+    answers = asyncio.run(ask())
+    assert served.metric("dsv4_slots") == SLOTS
+    assert max(in_use for in_use, _ in seen) == SLOTS
+    assert max(waiting for _, waiting in seen) > SLOTS
+    served.wait_until_idle()
+    for tokens, given in zip(prompts, answers, strict=True):
+        assert len(given.tokens) == 24
+        found = deviation(served, tokens, given)
+        assert found.regret < ROUNDING, f"{len(tokens)} tokens: {found}"
+        assert found.logprob < ROUNDING, f"{len(tokens)} tokens: {found}"
+
+
+def test_a_client_that_leaves_gives_back_its_slot_and_pages(served: Served) -> None:
+    streams = [
+        served.client.completions.create(
+            prompt=prompt(300, seed=seed),
+            max_tokens=1500,
+            stream=True,
+            extra_body=IGNORE_EOS,
+            **GREEDY,
+        )
+        for seed in range(3)
+    ]
+    for stream in streams:
+        for _ in range(3):
+            next(stream)
+    assert served.metric("dsv4_slots_in_use") == 3
+    assert served.metric("kv_cache_usage_perc") > 0
+    for stream in streams:
+        stream.close()
+    served.wait_until_idle()
+
+
+def test_a_prompt_that_is_too_long_is_refused_while_others_go_on(served: Served) -> None:
+    stream = served.client.completions.create(
+        prompt=prompt(200), max_tokens=100, stream=True, extra_body=IGNORE_EOS, **GREEDY
+    )
+    next(stream)
+    with pytest.raises(BadRequestError, match="maximum context length is 2048 tokens"):
+        served.client.completions.create(prompt=prompt(4000), max_tokens=1, **GREEDY)
+    assert sum(1 for _ in stream) >= 90
+    served.wait_until_idle()
+
+
+def test_a_prompt_sent_twice_starts_from_a_snapshot(served: Served) -> None:
+    before = served.running.metrics()
+    question = prompt(700, seed=99)
+    answers = [
+        served.client.completions.create(
+            prompt=question, max_tokens=8, extra_body=IGNORE_EOS, **GREEDY
+        )
+        for _ in range(2)
+    ]
+    after = served.running.metrics()
+
+    def gained(name: str) -> float:
+        name = f"vllm:dsv4_{name}"
+        return after[name] - before[name]
+
+    assert gained("snapshot_lookups_total") == 2
+    assert gained("snapshot_hits_total") == 1
+    assert gained("snapshots_taken_total") == 1
+    assert after["vllm:dsv4_snapshot_slots"] == 64
+    assert after["vllm:dsv4_snapshot_bytes"] > 0
+    assert len({answer.choices[0].text for answer in answers}) == 1
+
+
+def test_the_log_tells_slots_and_snapshots_beside_vllms_own_line(served: Served) -> None:
+    log = served.running.log
+    assert "DeepSeek-V4 on rings: 8 slots" in log
+    assert re.search(r"Rings: 8 of 8 slots in use \(further requests wait\), snapshots: ", log)
+    assert "Avg prompt throughput" in log
