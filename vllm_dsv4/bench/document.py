@@ -99,6 +99,7 @@ def _scheduler(data: Data) -> str:
                 f"{shape['slots']} slots)",
                 f"{ratio['running']:.2f}x",
                 f"{rings['running_mean']:.0f} / {paged['running_mean']:.0f}",
+                f"{rings['running_max']} / {paged['running_max']}",
                 f"{ratio['drain'][model]:.2f}x",
                 *[f"{ratio['drain'][name]:.2f}x" for name in others],
                 f"{ratio['ttft_p50'][model]:.2f}x",
@@ -109,7 +110,7 @@ def _scheduler(data: Data) -> str:
             ]
         )  # fmt: skip
     header = [
-        "shape", "requests at once", "rings / paged", f"throughput, {model}", *others,
+        "shape", "requests at once", "rings / paged", "at most", f"throughput, {model}", *others,
         "median TTFT", "steps", "preemptions", "prefix hits",
     ]  # fmt: skip
     return (
@@ -118,8 +119,24 @@ def _scheduler(data: Data) -> str:
         "steps in which others waited. The time of a step is assumed, the same on both sides, and "
         f"varied ({times}). Where it is mostly compute, more requests at once bring less: a "
         "throughput near 1 then means that memory was not the limit. Slots are as many as memory "
-        "holds of the shape's mean request; `--max-num-seqs` does not limit the paged path. Both "
-        "sides gave the same tokens, and all blocks and slots came back.\n\n" + table(header, rows)
+        "holds of the shape's mean request at its end; `--max-num-seqs` does not limit the paged "
+        f"path. Both sides gave the same tokens, and all blocks and slots came back.{_behind(data)}"
+        "\n\n" + table(header, rows)
+    )
+
+
+def _behind(data: Data) -> str:
+    """Says where the paged path ran more at once at some time, and why."""
+    titles = [
+        shape["title"]
+        for shape in data["shapes"].values()
+        if shape["paged"]["running_max"] > shape["rings"]["running_max"]
+    ]
+    if not titles:
+        return ""
+    return (
+        f" In {' and '.join(titles)} the paged path had more running for a while: slots are fixed, "
+        "and sized for conversations at their end, while pages follow them as they grow."
     )
 
 

@@ -72,11 +72,13 @@ def draw_scheduler(data: dict[str, Any], folder: Path) -> list[str]:
         paired_bars(axis, labels, values["paged"], values["rings"])
         axis.set_title(title, fontsize=11)
         axis.tick_params(axis="x", labelsize=8)
-    axes[0].legend(loc="upper right", fontsize=9)
+    axes[1].legend(loc="upper right", fontsize=9)
     figure.set_size_inches(16, 4.6)
     save(figure, folder / "scheduler.png")
-    figure, axes = panels(len(shapes), "Requests at once over the run")
-    for axis, shape in zip(axes, shapes, strict=True):
+    figure, axes = panels(3, "Requests at once over the run", rows=-(-len(shapes) // 3))
+    for axis in axes[len(shapes) :]:
+        axis.set_visible(False)
+    for axis, shape in zip(axes, shapes, strict=False):
         for side in SIDES:
             running = shape[side]["running"]
             steps = shape[side]["steps"]
@@ -156,5 +158,5 @@ def _short(value: int) -> str:
 
 def _label(shape: dict[str, Any]) -> str:
     """A shape's title over several lines, with its memory."""
-    broken = shape["title"].replace(", ", ",\n").replace(" of ", " of\n")
+    broken = shape["title"].replace(" in, ", " in,\n").replace(" of ", " of\n")
     return f"{broken}\n{shape['memory_gib']} GiB"
