@@ -18,7 +18,10 @@ logger = logging.getLogger("vllm.vllm_dsv4")
 
 ARCHITECTURE = "DeepseekV4ForCausalLM"
 CPU_PLATFORM = "vllm_dsv4.platforms.cpu.Dsv4CpuPlatform"
+CPU_MODEL = "vllm_dsv4.models.cpu:DeepseekV4ForCausalLM"
+CPU_PAGED_MODEL = "vllm_dsv4.models.cpu_paged:PagedDeepseekV4ForCausalLM"
 ROCM_PLATFORM = "vllm_dsv4.platforms.rocm.Dsv4RocmPlatform"
+ROCM_MODEL = "vllm_dsv4.models.rocm:DeepseekV4ForCausalLM"
 
 
 def platform() -> str | None:
@@ -28,6 +31,8 @@ def platform() -> str | None:
     kind = _build_kind()
     if kind == "cpu":
         return CPU_PLATFORM
+    if kind == "rocm" and _rings_wanted():
+        return ROCM_PLATFORM
     return None
 
 
@@ -40,17 +45,18 @@ def register() -> None:
     from vllm import ModelRegistry
     from vllm.platforms import current_platform
 
-    if not current_platform.is_cpu():
+    if current_platform.is_cpu():
+        cls = CPU_MODEL if _rings_wanted() else CPU_PAGED_MODEL
+    elif current_platform.is_rocm():
+        if not _rings_wanted():
+            return
+        cls = ROCM_MODEL
+    else:
         logger.info(
             "vllm_dsv4 does nothing on %s: it serves DeepSeek-V4 on ROCm and on the CPU build.",
             type(current_platform).__name__,
         )
         return
-    cls = (
-        "vllm_dsv4.models.cpu:DeepseekV4ForCausalLM"
-        if _rings_wanted()
-        else "vllm_dsv4.models.cpu_paged:PagedDeepseekV4ForCausalLM"
-    )
     ModelRegistry.register_model(ARCHITECTURE, cls)
 
 
@@ -71,14 +77,35 @@ def _error_once_a_command(message: str, *args: object) -> None:
 
 
 def _build_kind() -> str | None:
-    """ "cpu" for vLLM's CPU build, else None. vLLM itself decides by the same substring."""
+    """ "cpu" for vLLM's CPU build, "rocm" where vLLM would choose ROCm, else None.
+
+    By the same signs as vLLM itself: a substring of its version, and the cards that AMD's library
+    sees.
+    """
     if sys.platform.startswith("darwin"):
         return None
     try:
         version = metadata.version("vllm")
     except metadata.PackageNotFoundError:
         return None
-    return "cpu" if "cpu" in version else None
+    if "cpu" in version:
+        return "cpu"
+    return "rocm" if _has_amd_card() else None
+
+
+def _has_amd_card() -> bool:
+    """Whether ``amdsmi`` is installed and sees a card. Initialises no device."""
+    try:
+        import amdsmi
+
+        amdsmi.amdsmi_init()
+        try:
+            return len(amdsmi.amdsmi_get_processor_handles()) > 0
+        finally:
+            amdsmi.amdsmi_shut_down()
+    except Exception as error:  # its own exceptions are defined in what may fail to import
+        logger.debug("vllm_dsv4 sees no AMD card: %s", error)
+        return False
 
 
 __all__ = ["SUPPORTED_VLLM", "platform", "register"]

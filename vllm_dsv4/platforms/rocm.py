@@ -1,0 +1,34 @@
+"""vLLM's ROCm platform, with what DSV4 needs to run on rings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm.platforms.rocm import RocmPlatform
+
+from vllm_dsv4.platforms.common import RingPlatform, prepare_for_rings, serves_on_rings
+from vllm_dsv4.platforms.rocm_checks import check_card, check_context, check_triton
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class Dsv4RocmPlatform(RingPlatform, RocmPlatform):
+    """``RocmPlatform`` for every model; for DSV4 on rings it also refuses what they cannot do."""
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
+        super().check_and_update_config(vllm_config)
+        if not serves_on_rings(vllm_config):
+            return
+        check_card(cls.gcn_arch())
+        check_triton()
+        check_context(vllm_config)
+        prepare_for_rings(vllm_config)
+
+    @classmethod
+    def gcn_arch(cls) -> str:
+        """Architecture of the first card, as vLLM found it, e.g. ``gfx942:sramecc+:xnack-``."""
+        from vllm.platforms import rocm
+
+        return str(rocm._GCN_ARCH)
