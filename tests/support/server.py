@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -115,10 +115,8 @@ def end_session(process: subprocess.Popen[bytes]) -> None:
             process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

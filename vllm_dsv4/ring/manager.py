@@ -25,6 +25,7 @@ from vllm.v1.core.single_type_kv_cache_manager import CircularBufferManager
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from vllm_dsv4.log import get_logger
+from vllm_dsv4.metrics import RingMetrics
 from vllm_dsv4.ring import row
 from vllm_dsv4.ring.report import describe_rings
 from vllm_dsv4.ring.slots import SlotCounts, SlotIntegrityError, SlotPool
@@ -62,6 +63,8 @@ class RingManager(CircularBufferManager):
         )
         self.block_pool = self.snapshots.pool
         self._scheduled_tokens: dict[str, int] = {}
+        self._metrics = RingMetrics(kv_cache_spec.bytes_per_snapshot)
+        self._metrics.publish(self.slots.counts(), self.snapshots)
         logger.info_once(describe_rings(kv_cache_spec, paged_pool.num_gpu_blocks))
 
     def get_num_blocks_to_allocate(self, request_id: str, *args: Any, **kwargs: Any) -> int:
@@ -157,10 +160,12 @@ class RingManager(CircularBufferManager):
         self._scheduled_tokens.pop(request_id, None)
         self.snapshots.forget(request_id)
         self.slots.give_back(request_id)
+        self._metrics.publish(self.slots.counts(), self.snapshots)
         return []
 
     def new_step_starts(self) -> None:
         self.snapshots.new_step()
+        self._metrics.publish(self.slots.counts(), self.snapshots)
 
     @classmethod
     def find_longest_cache_hit(
