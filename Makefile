@@ -9,10 +9,10 @@ RUN := $(VENV)/bin/python
 PYTEST := $(RUN) -m pytest
 
 # Quick suites first. A suite whose folder does not exist is skipped.
-SUITES := $(wildcard $(addprefix tests/,planner blocks kernels engine cluster soak))
+SUITES := $(wildcard $(addprefix tests/,planner blocks packaging kernels engine cluster soak))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick bench lint types clean $(SUITES)
+.PHONY: help setup demo test test-quick bench coupling lint types clean $(SUITES)
 
 help:
 	@echo "make setup       make or refresh $(VENV)"
@@ -20,6 +20,7 @@ help:
 	@echo "make test        lint, types, then every test suite"
 	@echo "make test-quick  the tests that take seconds"
 	@echo "make bench       time rings against vLLM's paged path"
+	@echo "make coupling    list again what our source uses of vLLM"
 	@echo "make lint        ruff: rules and format"
 	@echo "make types       mypy"
 	@echo "make clean       remove what builds and tests leave behind, but not $(VENV)"
@@ -32,6 +33,9 @@ demo: setup
 
 bench: setup
 	$(RUN) -m vllm_dsv4.cli.main bench
+
+coupling: setup
+	$(RUN) tools/coupling.py
 
 lint: setup
 	$(RUN) -m ruff check .

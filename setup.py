@@ -35,7 +35,10 @@ setup(
         *[f"vllm_dsv4.kernels.{name}" for name in find_packages("kernels")],
     ],
     package_dir={"vllm_dsv4.kernels": "kernels"},
-    package_data={"vllm_dsv4": ["py.typed"], "vllm_dsv4.kernels": ["py.typed"]},
+    package_data={
+        "vllm_dsv4": ["py.typed", "contract/recorded.json"],
+        "vllm_dsv4.kernels": ["py.typed"],
+    },
     entry_points={
         # vLLM filters both groups by VLLM_PLUGINS, by name: the names must be equal.
         "vllm.platform_plugins": ["dsv4 = vllm_dsv4.entrypoints:platform"],

@@ -42,9 +42,9 @@ def unsupported_reason() -> str | None:
     for distribution, version in found.items():
         if not is_supported(version):
             return (
-                f"it supports vLLM {low} up to, not including, {high}, and {distribution} {version} "
-                "is installed. Install a supported vLLM or another vllm_dsv4; other models run as "
-                "without the plugin."
+                f"it supports vLLM {low} up to, not including, {high}, and {distribution} "
+                f"{version} is installed. Install a supported vLLM or another vllm_dsv4; other "
+                "models run as without the plugin."
             )
     return None
 

@@ -56,4 +56,4 @@ def install() -> None:
         def get_current_device(self) -> int:
             return 0
 
-    backends[BACKEND] = Backend(compiler=None, driver=InterpreterDriver)  # type: ignore[arg-type]
+    backends[BACKEND] = Backend(compiler=None, driver=InterpreterDriver)

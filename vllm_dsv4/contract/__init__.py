@@ -1,0 +1,8 @@
+"""What this plugin uses of vLLM, and whether another vLLM still has it: read from source alone.
+
+Read in this order: ``source`` (a package as syntax trees), ``classes`` (members and bases),
+``types`` (what an expression is), ``shapes`` (how a call or a function looks), ``uses`` (what our
+code uses), ``faces`` (what a part of vLLM looks like from outside), ``record`` (uses and faces, kept
+in a file), ``check`` (the record against another vLLM), ``report`` and ``document`` (how both are
+told).
+"""
