@@ -62,6 +62,7 @@ def test_workarounds_in_force_are_the_kernels_and_not_the_paged_paths_fix(live):
     _, found = live
     in_force = {w["name"]: w["in_force"] for w in found["workarounds"]}
     assert not in_force.pop("paged_swa_builder")
+    assert not in_force.pop("triton_interpreter")
     assert in_force == {f"cpu_kernels.{ours.__name__}": True for ours in KERNELS.values()}
     assert all(w["why"] for w in found["workarounds"])
 
@@ -81,6 +82,14 @@ def test_with_rings_switched_off_the_paged_model_and_its_fix_are_reported():
     assert any("VLLM_DSV4_RING=0" in reason for reason in found["reasons"])
     assert found["model"] == "vllm_dsv4.models.cpu_paged.PagedDeepseekV4ForCausalLM"
     assert {w["name"]: w["in_force"] for w in found["workarounds"]}["paged_swa_builder"]
+
+
+def test_with_tritons_interpreter_its_fix_is_in_force_and_the_kernels_are_not():
+    status, found = diagnose(TRITON_INTERPRET="1")
+    in_force = {w["name"]: w["in_force"] for w in found["workarounds"]}
+    assert status == 0, found["reasons"]
+    assert in_force.pop("triton_interpreter")
+    assert not any(in_force.values())
 
 
 def test_a_setting_that_cannot_be_parsed_is_a_finding_and_not_a_traceback():

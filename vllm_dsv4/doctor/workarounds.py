@@ -17,7 +17,8 @@ from vllm_dsv4.doctor.diagnosis import Workaround
 def workarounds() -> list[Workaround]:
     """All of ``vllm_dsv4.fixes``, and the kernels that stand in for Triton's.
 
-    A fix is in force if what vLLM resolved has imported it: call after the model was resolved.
+    A fix is in force if what vLLM resolved has imported it (call after the model was resolved)
+    and, where it has a ``wanted()``, that says so.
     """
     return _fixes() + _kernels()
 
@@ -26,9 +27,17 @@ def _fixes() -> list[Workaround]:
     names = [module.name for module in pkgutil.iter_modules(vllm_dsv4.fixes.__path__)]
     qualified = {name: f"{vllm_dsv4.fixes.__name__}.{name}" for name in sorted(names)}
     return [
-        Workaround(name, module in sys.modules, _docstring(module))
+        Workaround(name, _in_force(module), _docstring(module))
         for name, module in qualified.items()
     ]
+
+
+def _in_force(module: str) -> bool:
+    imported = sys.modules.get(module)
+    if imported is None:
+        return False
+    wanted = getattr(imported, "wanted", None)
+    return bool(wanted()) if wanted else True
 
 
 def _docstring(module: str) -> str:

@@ -86,7 +86,7 @@ def planning_config(options: PlanOptions) -> VllmConfig:
     config.aux_output_config = SimpleNamespace(enabled=False)
     if options.speculative_tokens:
         config.speculative_config = _speculative_config(options)
-    _register_specs(config)
+    _register_specs()
     return config
 
 
@@ -103,10 +103,13 @@ def _speculative_config(options: PlanOptions) -> SpeculativeConfig:
     return config
 
 
-def _register_specs(config: VllmConfig) -> None:
-    """Make vLLM's specs and ours known, whether or not our platform is the live one."""
+def _register_specs() -> None:
+    """Make vLLM's specs and ours known, whether or not our platform is the live one.
+
+    Without a configuration: a plan is no engine, and must not be announced as one.
+    """
     from vllm_dsv4.ring.manager import RingManager
     from vllm_dsv4.ring.spec import RingSpec
 
-    register_all_kvcache_specs(config)
+    register_all_kvcache_specs(None)
     KVCacheSpecRegistry.register(RingSpec, RingManager, uniform_type_base_spec=RingSpec)
