@@ -1,0 +1,132 @@
+"""Bad input gets an error that names the flag, its value and the remedy."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vllm_dsv4 import refusals
+from vllm_dsv4.refusals import Refusal
+from vllm_dsv4.settings import SettingError, read_settings
+
+GIB = 1 << 30
+
+
+def config(**changes: Any) -> Any:
+    """A configuration that the rings accept, with the parts that the checks read."""
+    hf = SimpleNamespace(
+        architectures=["DeepseekV4ForCausalLM"],
+        sliding_window=128,
+        head_dim=512,
+        qk_rope_head_dim=64,
+        index_head_dim=128,
+        num_hidden_layers=5,
+        compress_ratios=[0, 0, 4, 128, 4],
+    )
+    parts = {
+        "model_config": SimpleNamespace(hf_config=hf, max_model_len=4096),
+        "parallel_config": SimpleNamespace(
+            decode_context_parallel_size=1, prefill_context_parallel_size=1
+        ),
+        "scheduler_config": SimpleNamespace(max_num_seqs=16, disable_hybrid_kv_cache_manager=False),
+        "cache_config": SimpleNamespace(
+            cache_dtype="auto",
+            block_size=256,
+            enable_prefix_caching=False,
+            kv_cache_memory_bytes=None,
+        ),
+        "kv_transfer_config": None,
+        "speculative_config": None,
+        "num_speculative_tokens": 0,
+        "num_lookahead_tokens": 0,
+        "additional_config": {},
+    }
+    made = SimpleNamespace(**parts)
+    for path, value in changes.items():
+        *parents, name = path.split("__")
+        place: Any = made
+        for parent in parents:
+            place = getattr(place, parent)
+        setattr(place, name, value)
+    return made
+
+
+def test_a_sound_configuration_is_accepted() -> None:
+    refusals.check_all(config())
+
+
+@pytest.mark.parametrize(
+    ("change", "flag", "value", "remedy"),
+    [
+        ({"parallel_config__decode_context_parallel_size": 2},
+         "--decode-context-parallel-size", "2", "Set it to 1"),
+        ({"parallel_config__prefill_context_parallel_size": 4},
+         "--prefill-context-parallel-size", "4", "Set it to 1"),
+        ({"kv_transfer_config": SimpleNamespace(kv_connector="NixlConnector")},
+         "--kv-transfer-config", "NixlConnector", "Remove it"),
+        ({"scheduler_config__disable_hybrid_kv_cache_manager": True},
+         "--disable-hybrid-kv-cache-manager", "True", "Remove the flag"),
+        ({"cache_config__cache_dtype": "int8_per_token_head"},
+         "--kv-cache-dtype", "int8_per_token_head", "fp8_ds_mla"),
+        ({"speculative_config": SimpleNamespace(method="dspark", use_dspark=lambda: True)},
+         "--speculative-config method", "dspark", "ngram"),
+        ({"model_config__hf_config__sliding_window": 256}, "sliding_window", "256", "checkpoint"),
+        ({"model_config__hf_config__head_dim": 128}, "head_dim", "128", "checkpoint"),
+        ({"model_config__hf_config__index_head_dim": None}, "index_head_dim", "None", "checkpoint"),
+        ({"model_config__hf_config__compress_ratios": [0] * 5},
+         "compress_ratios", "[0, 0, 0, 0, 0]", "checkpoint"),
+        ({"additional_config": {"vllm_dsv4_snapshot_interval": 100}},
+         "VLLM_DSV4_SNAPSHOT_INTERVAL", "100", "multiple of 256"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_flag_value_and_remedy(
+    change: dict[str, Any], flag: str, value: str, remedy: str
+) -> None:
+    with pytest.raises(Refusal) as caught:
+        refusals.check_all(config(**change))
+    message = str(caught.value)
+    assert f"{flag}={value}" in message
+    assert remedy in message
+
+
+def test_an_unknown_ratio_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ValueError, match=r"compress_ratios holds 8.*VLLM_DSV4_RING=0"):
+        refusals.check_all(config(model_config__hf_config__compress_ratios=[0, 0, 8, 128, 4]))
+
+
+def test_rings_that_do_not_fit_say_what_was_asked_and_what_is_there() -> None:
+    asked = config(cache_config__kv_cache_memory_bytes=3 * GIB)
+    refusals.check_rings_fit(GIB, asked, memory=4 * GIB, what="free memory")
+    with pytest.raises(Refusal, match=r"--max-num-seqs=16: 1.50 GiB of rings and 3.00 GiB") as no:
+        refusals.check_rings_fit(GIB * 3 // 2, asked, memory=4 * GIB, what="free memory")
+    assert "4.00 GiB are there (free memory)" in str(no.value)
+    assert "VLLM_DSV4_SLOTS" in str(no.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("VLLM_DSV4_RING", "yes", "use 0 or 1"),
+        ("VLLM_DSV4_SLOTS", "0", "1 or more"),
+        ("VLLM_DSV4_SLOTS", "-3", "1 or more"),
+        ("VLLM_DSV4_SLOTS", "many", "whole number"),
+        ("VLLM_DSV4_SNAPSHOT_SLOTS", "1.5", "whole number"),
+        ("VLLM_DSV4_ATTENTION", "cuda", "triton"),
+        ("VLLM_DSV4_SLOT", "4", "unknown environment variable"),
+    ],
+)
+def test_a_bad_variable_is_named_with_what_can_be_used(name: str, value: str, hint: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        read_settings({name: value})
+    assert name in str(caught.value)
+    assert value in str(caught.value)
+    assert hint in str(caught.value)
+
+
+def test_settings_default_to_rings_one_slot_a_sequence() -> None:
+    settings = read_settings({"PATH": "/usr/bin"})
+    assert settings.ring
+    assert settings.slots is None
+    assert settings.attention == "triton"
