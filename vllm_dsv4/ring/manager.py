@@ -122,6 +122,9 @@ class RingManager(CircularBufferManager):
         self, request_id: str, num_tokens: int, num_tokens_main_model: int
     ) -> list[KVCacheBlock]:
         """The row's new entries: a slot on the first call, later snapshot orders if any."""
+        due = self.snapshots.due.get(request_id)
+        if due is not None and num_tokens_main_model < due:
+            return []
         if self.slots.slot_of(request_id) is None:
             self._start_row(request_id, source=0, hit_blocks=0)
             self._scheduled_tokens[request_id] = num_tokens_main_model

@@ -88,7 +88,10 @@ class SnapshotBook:
         self.group_id = group_id
         self.interval_blocks = interval // block_size
         self.counters = SnapshotCounters()
+        self.due: dict[str, int] = {}
+        """Of each running request, the scheduled tokens from which ``advance`` has work to do."""
         self._lives: dict[str, _Life] = {}
+        self._ordering: dict[str, _Life] = {}  # those with orders under way
         self._pinned: dict[str, KVCacheBlock] = {}
 
     def slot_of(self, block: KVCacheBlock) -> int:
@@ -118,7 +121,7 @@ class SnapshotBook:
         for boundary in self._prompt_boundaries(request):
             if boundary > hit_blocks:
                 self._order(life, boundary, from_decode=False)
-        self._mark_written(life)
+        self._after_scheduling(life)
         return {order.boundary: self.slot_of(order.block) for order in life.orders}
 
     def knows(self, request_id: str) -> bool:
@@ -139,22 +142,22 @@ class SnapshotBook:
         added = None
         if boundary * self.block_size > before and boundary > life.last_ordered:
             added = self._order(life, boundary, from_decode=True)
-        self._mark_written(life)
+        self._after_scheduling(life)
         return {added.boundary: self.slot_of(added.block)} if added else {}
 
     def new_step(self) -> None:
         """The previous step is on its way: publish what it wrote, unpin what it copied."""
         self.pool.free_blocks(self._pinned.values())
         self._pinned.clear()
-        for life in self._lives.values():
-            if not life.orders:
-                continue
+        for request_id, life in list(self._ordering.items()):
             for order in [o for o in life.orders if self._is_final(life, o)]:
                 life.orders.remove(order)
                 if order.from_decode:
                     self._keep_latest(life, order)
                 else:
                     self._publish(life, order)
+            if not life.orders:
+                del self._ordering[request_id]
 
     def forget(self, request_id: str) -> None:
         """The request ended or was preempted: publish what is final, drop the rest."""
@@ -164,6 +167,8 @@ class SnapshotBook:
         life = self._lives.pop(request_id, None)
         if life is None:
             return
+        self._ordering.pop(request_id, None)
+        del self.due[request_id]
         if life.latest is not None:
             self._publish(life, life.latest)
         # A request that ended did run its last step. One that is preempted may have been
@@ -219,10 +224,16 @@ class SnapshotBook:
             and self.pool.get_cached_block(hashes[boundary - 1], [self.group_id]) is not None
         )
 
-    def _mark_written(self, life: _Life) -> None:
+    def _after_scheduling(self, life: _Life) -> None:
+        """Mark what this step writes, and note when the request must be looked at again."""
         for order in life.orders:
             if life.scheduled_tokens >= order.boundary * self.block_size:
                 order.written = True
+        beyond = max(life.scheduled_tokens, life.request.num_prompt_tokens) // self.block_size + 1
+        unwritten = [order.boundary for order in life.orders if not order.written]
+        self.due[life.request.request_id] = min([beyond, *unwritten]) * self.block_size
+        if life.orders:
+            self._ordering[life.request.request_id] = life
 
     def _is_final(self, life: _Life, order: _Order) -> bool:
         """The rows were written from tokens that can no longer be rejected."""
