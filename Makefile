@@ -9,7 +9,7 @@ RUN := $(VENV)/bin/python
 PYTEST := $(RUN) -m pytest
 
 # Quick suites first. A suite whose folder does not exist is skipped.
-SUITES := $(wildcard $(addprefix tests/,planner blocks packaging kernels engine cluster soak))
+SUITES := $(wildcard $(addprefix tests/,planner blocks packaging kernels rocm engine cluster soak))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-quick bench coupling lint types clean $(SUITES)

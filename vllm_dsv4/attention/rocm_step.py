@@ -87,7 +87,7 @@ class DeviceStep:
         request = found.clamp(max=self.max_requests - 1)
         slots = self.slots[request]
         torch.logical_and(found < self.max_requests, slots > 0, out=self.live)
-        torch.where(self.live, slots, 0, out=self.token_slots)
-        torch.where(self.live, found, -1, out=self.token_to_request)
+        self.token_slots.copy_(torch.where(self.live, slots, 0))
+        self.token_to_request.copy_(torch.where(self.live, found, -1))
         shift = self.first - self.query_start[:-1]
-        torch.where(self.live, self._tokens + shift[request], -1, out=self.positions)
+        self.positions.copy_(torch.where(self.live, self._tokens + shift[request], -1))
