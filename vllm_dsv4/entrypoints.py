@@ -17,8 +17,10 @@ from vllm_dsv4.versions import SUPPORTED_VLLM, unsupported_reason
 logger = logging.getLogger("vllm.vllm_dsv4")
 
 ARCHITECTURE = "DeepseekV4ForCausalLM"
+DRAFT_ARCHITECTURE = "DeepSeekV4MTPModel"
 CPU_PLATFORM = "vllm_dsv4.platforms.cpu.Dsv4CpuPlatform"
 CPU_MODEL = "vllm_dsv4.models.cpu:DeepseekV4ForCausalLM"
+CPU_DRAFT_MODEL = "vllm_dsv4.models.draft_cpu:DeepSeekV4MTP"
 CPU_PAGED_MODEL = "vllm_dsv4.models.cpu_paged:PagedDeepseekV4ForCausalLM"
 ROCM_PLATFORM = "vllm_dsv4.platforms.rocm.Dsv4RocmPlatform"
 ROCM_MODEL = "vllm_dsv4.models.rocm:DeepseekV4ForCausalLM"
@@ -58,6 +60,8 @@ def register() -> None:
         )
         return
     ModelRegistry.register_model(ARCHITECTURE, cls)
+    if cls == CPU_MODEL:
+        ModelRegistry.register_model(DRAFT_ARCHITECTURE, CPU_DRAFT_MODEL)
 
 
 def _rings_wanted() -> bool:

@@ -63,7 +63,9 @@ class CpuRingMetadataBuilder(AttentionMetadataBuilder[CpuRingMetadata]):
         self.geometry = ring_geometry(self.vllm_config)
         layers = self.vllm_config.compilation_config.static_forward_context
         self.poison = read_settings().poison
-        self.arena: RingArena = layers[self.layer_names[0]].arena
+        # One arena for the model, another for its draft: both models' layers share this builder.
+        arenas = {id(layers[name].arena): layers[name].arena for name in self.layer_names}
+        self.arenas: list[RingArena] = list(arenas.values())
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
 
     def build(
@@ -72,29 +74,40 @@ class CpuRingMetadataBuilder(AttentionMetadataBuilder[CpuRingMetadata]):
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> CpuRingMetadata:
-        common = common_attn_metadata
+        self._start_sequences(common_attn_metadata)
+        return self._describe(common_attn_metadata)
+
+    def build_for_drafting(
+        self, common_attn_metadata: CommonAttentionMetadata, draft_index: int
+    ) -> CpuRingMetadata:
+        """Draft passes follow the target's step, which has restored the draft's rings as well."""
+        return self._describe(common_attn_metadata)
+
+    def _start_sequences(self, common: CommonAttentionMetadata) -> None:
+        """Before a slot is read: restore what its request hit (and poison it, if asked)."""
+        rows, first = common.block_table_tensor, common.compute_num_computed_tokens()
+        if self.poison:
+            self._poison_lent_slots(rows, first)
+        if self.geometry.num_snapshots == 0:
+            return
+        sources, slots = restores(rows, first, self.kv_cache_spec.block_size)
+        for source, slot in zip(sources.tolist(), slots.tolist(), strict=True):
+            for arena in self.arenas:
+                arena.copy_slot(source, slot)
+
+    def _describe(self, common: CommonAttentionMetadata) -> CpuRingMetadata:
         num_decodes, _, num_decode_tokens, _ = split_decodes_and_prefills(
             common, decode_threshold=1 + self.geometry.lookahead
         )
-        rows = common.block_table_tensor
-        block_size = self.kv_cache_spec.block_size
-        with_snapshots = self.geometry.num_snapshots > 0
-        if self.poison:
-            self._poison_lent_slots(rows, common.compute_num_computed_tokens())
-        if with_snapshots:
-            for source, slot in zip(
-                *restores(rows, common.compute_num_computed_tokens(), block_size), strict=True
-            ):
-                self.arena.copy_slot(int(source), int(slot))
         step = make_step(
-            rows=rows,
+            rows=common.block_table_tensor,
             query_start_loc=common.query_start_loc,
             seq_lens=common.seq_lens,
             num_tokens=common.num_actual_tokens,
             num_decodes=num_decodes,
             num_decode_tokens=num_decode_tokens,
-            block_size=block_size,
-            with_snapshots=with_snapshots,
+            block_size=self.kv_cache_spec.block_size,
+            with_snapshots=self.geometry.num_snapshots > 0,
         )
         return CpuRingMetadata(step, self.geometry)
 
@@ -103,7 +116,8 @@ class CpuRingMetadataBuilder(AttentionMetadataBuilder[CpuRingMetadata]):
         hit = rows[:, row.HIT_BLOCKS] * self.kv_cache_spec.block_size
         begins = (first == 0) | ((rows[:, row.SOURCE] != 0) & (first == hit))
         for slot in rows[begins, row.SLOT].tolist():
-            self.arena.poison_slot(slot)
+            for arena in self.arenas:
+                arena.poison_slot(slot)
 
 
 class CpuRingBackend(AttentionBackend):

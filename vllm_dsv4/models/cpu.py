@@ -29,6 +29,20 @@ def check_memory(vllm_config: VllmConfig) -> None:
     check_rings_fit(geometry.total_bytes + staging, vllm_config, available, "free memory")
 
 
+def put_model_on_rings(
+    attentions: list[DeepseekV4CPUAttention], vllm_config: VllmConfig
+) -> RingArena:
+    """Allocate the rings of these attention layers and put every layer on its own."""
+    arena = RingArena(ring_geometry(vllm_config, ratios=local_ratios(attentions)), device="cpu")
+    scheduler = vllm_config.scheduler_config
+    staging = Staging(arena.geometry, scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
+    layers = vllm_config.compilation_config.static_forward_context
+    for attention in attentions:
+        put_on_rings(attention, arena, staging, layers)
+    arena.check_all_taken()
+    return arena
+
+
 class DeepseekV4ForCausalLM(LoadsReleasedForm, VllmDeepseekV4ForCausalLM):
     """vLLM's CPU model with every window and compressor-state cache replaced by a ring."""
 
@@ -38,15 +52,4 @@ class DeepseekV4ForCausalLM(LoadsReleasedForm, VllmDeepseekV4ForCausalLM):
         super().__init__(vllm_config=bf16_config(vllm_config), prefix=prefix)
         self.dequantise = must_dequantise(vllm_config)
         attentions = [m for m in self.modules() if isinstance(m, DeepseekV4CPUAttention)]
-        geometry = ring_geometry(vllm_config, ratios=local_ratios(attentions))
-        self.arena = RingArena(geometry, device="cpu")
-        scheduler = vllm_config.scheduler_config
-        staging = Staging(geometry, scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
-        for attention in attentions:
-            put_on_rings(
-                attention,
-                self.arena,
-                staging,
-                vllm_config.compilation_config.static_forward_context,
-            )
-        self.arena.check_all_taken()
+        self.arena = put_model_on_rings(attentions, vllm_config)

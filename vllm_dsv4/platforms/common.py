@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vllm_dsv4.entrypoints import ARCHITECTURE
+from vllm_dsv4.entrypoints import ARCHITECTURE, DRAFT_ARCHITECTURE
 from vllm_dsv4.log import get_logger
 from vllm_dsv4.refusals import check_all
 from vllm_dsv4.ring.plan import RETENTION_KEY
@@ -20,9 +20,10 @@ V41_PREFIX = "DeepseekV41"
 
 
 def serves_on_rings(vllm_config: VllmConfig) -> bool:
-    """Whether this configuration is a DSV4 model that the rings will serve."""
+    """Whether this configuration is a DSV4 model, or its draft, that the rings will serve."""
     # The settings last: a value that cannot be parsed is no concern of other models.
-    return ARCHITECTURE in _architectures(vllm_config) and read_settings().ring
+    ours = {ARCHITECTURE, DRAFT_ARCHITECTURE}
+    return not ours.isdisjoint(_architectures(vllm_config)) and read_settings().ring
 
 
 def note_what_passes_through(vllm_config: VllmConfig) -> None:

@@ -73,7 +73,11 @@ def ring_spec_of(vllm_config: VllmConfig) -> RingSpec:
     """The spec that every ring layer of this configuration shares, on every rank and stage."""
     from vllm_dsv4.ring.spec import make_ring_spec
 
-    geometry = ring_geometry(vllm_config)
+    drafts = vllm_config.speculative_config is not None and (
+        vllm_config.speculative_config.method == "mtp"
+    )
+    ratios = layer_ratios(_target_config(vllm_config), with_draft_layers=drafts)
+    geometry = ring_geometry(vllm_config, ratios)
     return make_ring_spec(
         block_size=vllm_config.cache_config.block_size,
         num_slots=geometry.num_slots,
@@ -82,3 +86,11 @@ def ring_spec_of(vllm_config: VllmConfig) -> RingSpec:
         bytes_per_snapshot=geometry.bytes_per_snapshot,
         snapshot_interval=snapshot_interval(vllm_config, read_settings()),
     )
+
+
+def _target_config(vllm_config: VllmConfig) -> object:
+    """The served model's own config: a draft's configuration carries the draft's."""
+    speculative = vllm_config.speculative_config
+    if speculative is not None and speculative.target_model_config is not None:
+        return speculative.target_model_config.hf_config
+    return vllm_config.model_config.hf_config
