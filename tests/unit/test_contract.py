@@ -91,6 +91,8 @@ METADATA = "vllm.v1.attention.ops.metadata"
 FREE = "def pop_blocks_for_free(self, request_id: str"
 COUNT = "    def get_num_free_blocks(self) -> int:"
 
+NAMES = 'PLATFORM_PLUGINS_GROUP = "a"\nDEFAULT_PLUGINS_GROUP = "b"\n'
+
 EDITS = {
     "a method renamed": Edit(
         POOL, "get_new_blocks", "take_blocks", Change.GONE, "BlockPool.get_new_blocks"
@@ -170,6 +172,38 @@ def test_a_change_in_a_copy_of_a_module_is_found(record: Record, changed, name: 
 def test_comments_and_layout_are_no_change(record: Record, changed) -> None:
     sources = changed(POOL, "def touch(self, ", "def  touch( self,  # pins\n        ")
     assert check(only(record, POOL), sources) == []
+
+
+def write_package(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in {"__init__.py": "", **files}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+EITHER_PLACE = """
+try:
+    from vllm import new as place
+except ImportError:
+    from vllm import old as place
+
+
+def go():
+    place.plan(1)
+"""
+
+
+def test_a_part_that_our_source_looks_for_in_two_places_may_move(tmp_path: Path) -> None:
+    plan = "def plan(config): ...\n"
+    package = write_package(tmp_path / "vllm_dsv4", {"a.py": EITHER_PLACE})
+    before = write_package(tmp_path / "0.1" / "vllm", {"old.py": plan, "plugins.py": NAMES})
+    record = make_record("0.1", before, package)
+    assert "vllm.old:plan" in record.faces
+    moved = write_package(tmp_path / "0.2" / "vllm", {"new.py": plan, "plugins.py": NAMES})
+    assert check(record, Sources(Package.open("vllm", moved))) == []
+    gone = write_package(tmp_path / "0.3" / "vllm", {"plugins.py": NAMES})
+    findings = check(record, Sources(Package.open("vllm", gone)))
+    assert {finding.change for finding in findings} == {Change.GONE}
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,16 @@ def test_a_short_ratio_list_is_refused() -> None:
         layer_ratios({"num_hidden_layers": 3, "compress_ratios": [0, 4]})
 
 
+def test_ratios_are_read_from_transformers_form_too() -> None:
+    """vLLM 0.33 hands models Transformers' configuration, which has no ``compress_ratios``."""
+    config = {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "csa", "hca"],
+        "compress_rates": {"csa": 4, "hca": 128},
+    }
+    assert layer_ratios(config) == (0, 4, 128)
+
+
 def test_draft_layers_read_a_window_only() -> None:
     config = {"num_hidden_layers": 2, "compress_ratios": [0, 4], "num_nextn_predict_layers": 1}
     assert layer_ratios(config) == (0, 4)

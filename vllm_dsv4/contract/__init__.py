@@ -2,7 +2,7 @@
 
 Read in this order: ``source`` (a package as syntax trees), ``classes`` (members and bases),
 ``types`` (what an expression is), ``shapes`` (how a call or a function looks), ``uses`` (what our
-code uses), ``faces`` (what a part of vLLM looks like from outside), ``record`` (uses and faces, kept
-in a file), ``check`` (the record against another vLLM), ``report`` and ``document`` (how both are
-told).
+code uses), ``alternatives`` (where it looks in several places), ``own`` (what our subclasses add),
+``faces`` (what a part of vLLM looks like from outside), ``record`` (all of these, kept in a file),
+``check`` (the record against another vLLM), ``report`` and ``document`` (how both are told).
 """

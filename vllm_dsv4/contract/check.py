@@ -58,6 +58,8 @@ def check(record: Record, sources: Sources) -> list[Finding]:
         where = tuple(sorted({use.where for use in uses}))
         now = face_of(sources, target, detail(uses))
         if now is None:
+            now = face_of(sources, _other_place(record, target), detail(uses))
+        if now is None:
             found = _other_places(sources, target)
             findings.append(Finding(Change.GONE, target, f"now in {found}" if found else "", where))
             continue
@@ -175,6 +177,16 @@ def _collisions(record: Record, sources: Sources) -> Iterator[Finding]:
             if face_of(sources, f"{base}.{name}") is not None:
                 where = tuple(sorted({u.where for u in record.uses_of(base) if is_whole_class(u)}))
                 yield Finding(Change.COLLISION, f"{base}.{name}", "", where)
+
+
+def _other_place(record: Record, target: str) -> str:
+    """Where our source looks if the target is not there."""
+    others = record.alternatives
+    for same in (target, target.replace(":", ".")):
+        if same in others:
+            return others[same]
+    module, colon, name = target.partition(":")
+    return others.get(module, module) + colon + name
 
 
 def _other_places(sources: Sources, target: str) -> str:

@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm_dsv4.contract.alternatives import alternatives
 from vllm_dsv4.contract.faces import Detail, Face, face_of
+from vllm_dsv4.contract.own import own_members_by_base
 from vllm_dsv4.contract.shapes import Shape
 from vllm_dsv4.contract.source import Package, Sources
 from vllm_dsv4.contract.uses import OURS, THEIRS, How, Use, find_uses
@@ -23,12 +25,14 @@ class Record:
     Attributes:
         vllm: that vLLM's version.
         faces: by target.
+        alternatives: by place, the other place where our source looks for the same.
         own_members: by vLLM class that we subclass, what our subclasses define beyond it.
     """
 
     vllm: str
     uses: tuple[Use, ...]
     faces: dict[str, Face]
+    alternatives: dict[str, str]
     own_members: dict[str, tuple[str, ...]]
 
     def uses_of(self, target: str) -> list[Use]:
@@ -45,8 +49,6 @@ def make_record(version: str, vllm: Path, ours: Path | None = None) -> Record:
     Raises:
         LookupError: our source uses something that this vLLM does not have.
     """
-    from vllm_dsv4.contract.own import own_members_by_base
-
     sources = Sources(
         Package.open(OURS, ours or Path(__file__).parent.parent), Package.open(THEIRS, vllm)
     )
@@ -57,7 +59,13 @@ def make_record(version: str, vllm: Path, ours: Path | None = None) -> Record:
         if face is None:
             raise LookupError(f"{target} is used, and vLLM {version} does not have it")
         faces[target] = face
-    return Record(version, tuple(uses), faces, own_members_by_base(sources))
+    return Record(
+        version,
+        tuple(uses),
+        faces,
+        alternatives(sources, OURS),
+        own_members_by_base(sources),
+    )
 
 
 def is_whole_class(use: Use) -> bool:
@@ -80,12 +88,13 @@ def write_record(record: Record, path: Path = RECORDED) -> None:
         for target, face in record.faces.items()
     ]
     own = json.dumps(record.own_members, indent=1)
+    others = json.dumps(record.alternatives, indent=1)
     path.write_text(
         f'{{"vllm": {json.dumps(record.vllm)},\n"uses": [\n'
         + ",\n".join(uses)
         + '\n],\n"faces": {\n'
         + ",\n".join(faces)
-        + f'\n}},\n"own_members": {own}\n}}\n'
+        + f'\n}},\n"alternatives": {others},\n"own_members": {own}\n}}\n'
     )
 
 
@@ -107,6 +116,7 @@ def read_record(path: Path = RECORDED) -> Record:
             )
             for target, face in data["faces"].items()
         },
+        data["alternatives"],
         {base: tuple(names) for base, names in data["own_members"].items()},
     )
 

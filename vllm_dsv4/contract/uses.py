@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from vllm_dsv4.contract.alternatives import import_branches, origins
 from vllm_dsv4.contract.classes import (
     Function,
     bases,
@@ -98,6 +99,20 @@ class _ModuleUses(ast.NodeVisitor):
             self.scope.imports.setdefault(name, origin)
             if origin.split(":")[0].split(".")[0] == THEIRS:
                 self._add(origin, How.IMPORT)
+
+    def visit_Try(self, node: ast.Try) -> None:
+        """Of two imports of which one is there, the one that is."""
+        branches = import_branches(node)
+        if not branches:
+            self.generic_visit(node)
+            return
+        there = [body for body in branches if all(map(self._exists, origins(body, self.module)))]
+        for statement in (there or branches)[0]:
+            self.visit(statement)
+
+    def _exists(self, origin: str) -> bool:
+        module, _, name = origin.partition(":")
+        return self.sources.find(module, name) is not None
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         outer = self.scope

@@ -6,18 +6,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.v1.core.kv_cache_utils import (
-    generate_scheduler_kv_cache_config,
-    get_kv_cache_capacity,
-    get_kv_cache_config_from_groups,
-    get_kv_cache_configs,
-    get_kv_cache_groups,
-)
+from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
 from vllm.v1.kv_cache_interface import KVCacheConfig, SlidingWindowSpec
 
 from vllm_dsv4.planner.config import planning_config
 from vllm_dsv4.planner.options import GIB, PlanOptions
-from vllm_dsv4.planner.specs import Specs, paged_specs, ring_specs
+from vllm_dsv4.planner.specs import paged_specs, ring_specs
+from vllm_dsv4.planner.vllm_planner import plan_pool, pool_of_any_size
 from vllm_dsv4.ring.geometry import RingGeometry
 from vllm_dsv4.ring.plan import ring_geometry
 
@@ -134,10 +129,9 @@ def plan_native(config: VllmConfig, options: PlanOptions) -> tuple[KVCacheConfig
     """vLLM's paged path, and what vLLM says if it would not start ("" if it would)."""
     specs = paged_specs(config, options.all_ratios)
     try:
-        return _plan(config, specs, options.tensor_parallel_size, options.cache_bytes), ""
+        return plan_pool(config, specs, options.tensor_parallel_size, options.cache_bytes), ""
     except ValueError as error:
-        groups = get_kv_cache_groups(config, dict(specs))
-        return get_kv_cache_config_from_groups(config, groups, options.cache_bytes), str(error)
+        return pool_of_any_size(config, specs, options.cache_bytes), str(error)
 
 
 def plan_rings(config: VllmConfig, options: PlanOptions, geometry: RingGeometry) -> KVCacheConfig:
@@ -155,7 +149,7 @@ def plan_rings(config: VllmConfig, options: PlanOptions, geometry: RingGeometry)
         )
     specs = ring_specs(config, options.all_ratios, geometry)
     try:
-        return _plan(config, specs, options.tensor_parallel_size, left)
+        return plan_pool(config, specs, options.tensor_parallel_size, left)
     except ValueError as error:
         raise DoesNotFit(
             f"--max-model-len {options.max_model_len} with --max-num-seqs {geometry.num_slots}: "
@@ -167,12 +161,6 @@ def plan_rings(config: VllmConfig, options: PlanOptions, geometry: RingGeometry)
 def bytes_per_block(config: KVCacheConfig) -> int:
     """Bytes of one block of the pool."""
     return int(config.kv_cache_tensors[0].size // config.num_blocks)
-
-
-def _plan(config: VllmConfig, specs: Specs, ranks: int, memory: int) -> KVCacheConfig:
-    """What the engine core does at start-up, for equal ranks."""
-    per_rank = get_kv_cache_configs(config, [dict(specs) for _ in range(ranks)], [memory] * ranks)
-    return generate_scheduler_kv_cache_config(per_rank)
 
 
 def _side(config: VllmConfig, kv_cache_config: KVCacheConfig) -> Side:

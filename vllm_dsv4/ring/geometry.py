@@ -229,6 +229,9 @@ def layer_ratios(
 
     num_layers = int(get("num_hidden_layers"))
     ratios: Sequence[int] = get("compress_ratios") or ()
+    if not ratios and get("layer_types"):  # Transformers' form of the same, which vLLM 0.33 reads
+        rates: Mapping[str, int] = get("compress_rates") or {}
+        ratios = [rates.get(kind, 0) for kind in get("layer_types")]
     if len(ratios) < num_layers:
         raise GeometryError(
             f"compress_ratios has {len(ratios)} entries for {num_layers} layers "
