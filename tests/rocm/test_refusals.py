@@ -1,0 +1,74 @@
+"""What the ROCm platform refuses at start-up, each with what is supported."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from tests.rocm.rig import make_config
+from vllm_dsv4.platforms.rocm import Dsv4RocmPlatform
+from vllm_dsv4.platforms.rocm_checks import check_card, check_context, check_triton
+from vllm_dsv4.refusals import Refusal
+
+
+@pytest.fixture(scope="module")
+def config(tiny) -> Any:
+    return make_config(tiny())
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx942:sramecc+:xnack-", "gfx950", "gfx1250"])
+def test_a_card_that_the_kernels_are_made_for_passes(arch: str) -> None:
+    check_card(arch)
+
+
+@pytest.mark.parametrize("arch", ["gfx90a:sramecc+:xnack-", "gfx1100", "gfx1201", "gfx9420", ""])
+def test_another_card_is_refused_with_those_that_are_supported(arch: str) -> None:
+    with pytest.raises(Refusal, match="gfx942, gfx950, gfx1250") as refused:
+        check_card(arch)
+    assert repr(refused.value.value) == repr(arch)
+    assert "VLLM_DSV4_RING=0" in str(refused.value)
+
+
+def test_missing_triton_is_refused() -> None:
+    with (
+        patch("vllm_dsv4.platforms.rocm_checks.find_spec", lambda _: None),
+        pytest.raises(Refusal, match=r"python package triton=missing.*VLLM_DSV4_RING=0"),
+    ):
+        check_triton()
+
+
+def test_a_context_shorter_than_the_window_is_refused(config: Any) -> None:
+    with (
+        patch.object(config.model_config, "max_model_len", 100),
+        pytest.raises(Refusal, match=r"--max-model-len=100.*Set it to 128 or more"),
+    ):
+        check_context(config)
+
+
+def test_the_platform_checks_the_card_only_for_dsv4_on_rings(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with patch("vllm.platforms.rocm._GCN_ARCH", "gfx90a"):
+        with pytest.raises(Refusal, match="GPU architecture=gfx90a"):
+            Dsv4RocmPlatform.check_and_update_config(config)
+        with patch.object(config.model_config.hf_config, "architectures", ["LlamaForCausalLM"]):
+            Dsv4RocmPlatform.check_and_update_config(config)
+        monkeypatch.setenv("VLLM_DSV4_RING", "0")
+        Dsv4RocmPlatform.check_and_update_config(config)
+
+
+def test_a_supported_configuration_passes(config: Any) -> None:
+    Dsv4RocmPlatform.check_and_update_config(config)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "fp8_e5m2", "nvfp4"])
+def test_another_kv_cache_type_is_refused_with_those_that_are_supported(
+    config: Any, dtype: str
+) -> None:
+    with (
+        patch.object(config.cache_config, "cache_dtype", dtype),
+        pytest.raises(Refusal, match=f"--kv-cache-dtype={dtype}.*fp8_ds_mla"),
+    ):
+        Dsv4RocmPlatform.check_and_update_config(config)
