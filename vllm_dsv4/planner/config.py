@@ -62,6 +62,7 @@ def planning_config(options: PlanOptions) -> VllmConfig:
         enable_return_routed_experts=False,
         multimodal_config=None,
         skip_tokenizer_init=True,
+        supports_kv_cache_grouping=False,
     )
     config.cache_config = CacheConfig(
         block_size=BLOCK_SIZE,
