@@ -19,11 +19,16 @@ logger = logging.getLogger("vllm.vllm_dsv4")
 ARCHITECTURE = "DeepseekV4ForCausalLM"
 DRAFT_ARCHITECTURE = "DeepSeekV4MTPModel"
 CPU_PLATFORM = "vllm_dsv4.platforms.cpu.Dsv4CpuPlatform"
-CPU_MODEL = "vllm_dsv4.models.cpu:DeepseekV4ForCausalLM"
-CPU_DRAFT_MODEL = "vllm_dsv4.models.draft_cpu:DeepSeekV4MTP"
-CPU_PAGED_MODEL = "vllm_dsv4.models.cpu_paged:PagedDeepseekV4ForCausalLM"
+CPU_MODELS = {
+    ARCHITECTURE: "vllm_dsv4.models.cpu:DeepseekV4ForCausalLM",
+    DRAFT_ARCHITECTURE: "vllm_dsv4.models.draft_cpu:DeepSeekV4MTP",
+}
+CPU_PAGED_MODELS = {ARCHITECTURE: "vllm_dsv4.models.cpu_paged:PagedDeepseekV4ForCausalLM"}
 ROCM_PLATFORM = "vllm_dsv4.platforms.rocm.Dsv4RocmPlatform"
-ROCM_MODEL = "vllm_dsv4.models.rocm:DeepseekV4ForCausalLM"
+ROCM_MODELS = {
+    ARCHITECTURE: "vllm_dsv4.models.rocm:DeepseekV4ForCausalLM",
+    DRAFT_ARCHITECTURE: "vllm_dsv4.models.draft_rocm:DeepSeekV4MTP",
+}
 
 
 def platform() -> str | None:
@@ -47,21 +52,19 @@ def register() -> None:
     from vllm import ModelRegistry
     from vllm.platforms import current_platform
 
+    rings = _rings_wanted()
     if current_platform.is_cpu():
-        cls = CPU_MODEL if _rings_wanted() else CPU_PAGED_MODEL
+        models = CPU_MODELS if rings else CPU_PAGED_MODELS
     elif current_platform.is_rocm():
-        if not _rings_wanted():
-            return
-        cls = ROCM_MODEL
+        models = ROCM_MODELS if rings else {}
     else:
         logger.info(
             "vllm_dsv4 does nothing on %s: it serves DeepSeek-V4 on ROCm and on the CPU build.",
             type(current_platform).__name__,
         )
         return
-    ModelRegistry.register_model(ARCHITECTURE, cls)
-    if cls == CPU_MODEL:
-        ModelRegistry.register_model(DRAFT_ARCHITECTURE, CPU_DRAFT_MODEL)
+    for architecture, cls in models.items():
+        ModelRegistry.register_model(architecture, cls)
 
 
 def _rings_wanted() -> bool:

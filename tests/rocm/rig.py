@@ -65,7 +65,7 @@ class Chunk:
     target: int = 0
 
 
-def make_config(model: Path, drafts: int = 2) -> VllmConfig:
+def make_config(model: Path, drafts: int = 2, method: str = "ngram") -> VllmConfig:
     """A configuration with speculation and prefix caching; also starts a world of one process."""
     config = EngineArgs(
         model=str(model),
@@ -74,11 +74,8 @@ def make_config(model: Path, drafts: int = 2) -> VllmConfig:
         max_num_seqs=MAX_REQUESTS,
         enforce_eager=True,
         enable_prefix_caching=True,
-        speculative_config={
-            "method": "ngram",
-            "num_speculative_tokens": drafts,
-            "prompt_lookup_max": 2,
-        },
+        speculative_config={"method": method, "num_speculative_tokens": drafts}
+        | ({"prompt_lookup_max": 2} if method == "ngram" else {}),
     ).create_engine_config()
     with set_current_vllm_config(config):
         if not model_parallel_is_initialized():

@@ -110,7 +110,7 @@ def test_vllm_resolves_our_platform_and_model_on_a_rocm_build(tmp_path: Path) ->
         "platform": "vllm_dsv4.platforms.rocm.Dsv4RocmPlatform",
         "before": "vllm.models.deepseek_v4",
         "model": "vllm_dsv4.models.rocm",
-        "changed": ["DeepseekV4ForCausalLM"],
+        "changed": ["DeepseekV4ForCausalLM", "DeepSeekV4MTPModel"],
         "rocm": True,
     }
 

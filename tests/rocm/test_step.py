@@ -105,7 +105,7 @@ def test_every_token_has_the_position_request_and_slot_of_ring_step(
 def test_rounds_hold_every_order_of_ring_step_once(
     step: DeviceStep, arena: RingArena, seed: int
 ) -> None:
-    snapshots = DeviceSnapshots(step, arena, BLOCK, MAX_TOKENS, rounds=4)
+    snapshots = DeviceSnapshots(step, [arena], BLOCK, MAX_TOKENS, rounds=4)
     for batch in (Batch(1000 + seed), Batch(seed)):
         refresh(step, batch)
         snapshots.refresh(batch.rows, batch.num_decodes)
@@ -133,7 +133,7 @@ def test_a_hit_is_restored_in_all_layers_in_its_first_step_only(
 ) -> None:
     batch = Batch(seed)
     starts = (batch.seq_lens - batch.query_start.diff()).long()
-    snapshots = DeviceSnapshots(step, arena, BLOCK, MAX_TOKENS, rounds=2)
+    snapshots = DeviceSnapshots(step, [arena], BLOCK, MAX_TOKENS, rounds=2)
     expected = {kind: buffer.clone() for kind, buffer in arena.buffers.items()}
     for source, slot in zip(*restores(batch.rows, starts, BLOCK), strict=True):
         for buffer in expected.values():

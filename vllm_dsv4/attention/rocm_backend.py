@@ -37,6 +37,7 @@ class RocmRingMetadata:
         num_tokens: tokens of the batch, graph padding included.
         num_decode_tokens: those of requests that write first and read their ring in place; they
             come first.
+        num_rounds: rounds of snapshots that this step can need.
         window: the decode tokens' window rows for vLLM's kernel; None with ours.
         scratch: results that layers of one step share.
     """
@@ -71,7 +72,9 @@ class RocmRingMetadataBuilder(AttentionMetadataBuilder[RocmRingMetadata]):
         geometry = ring_geometry(self.vllm_config)
         scheduler = self.vllm_config.scheduler_config
         layers = self.vllm_config.compilation_config.static_forward_context
-        self.arena: RingArena = layers[self.layer_names[0]].arena
+        # A draft model has an arena of its own, and may share this builder with its target.
+        arenas = {id(layers[name].arena): layers[name].arena for name in self.layer_names}
+        self.arenas: list[RingArena] = list(arenas.values())
         self.poison = settings.poison
         self.block_size: int = self.kv_cache_spec.block_size
         # Longer chunks are prefills: a decode may write all its rows before it reads any.
@@ -84,11 +87,11 @@ class RocmRingMetadataBuilder(AttentionMetadataBuilder[RocmRingMetadata]):
             interval = self.kv_cache_spec.snapshot_interval
             rounds = most_rounds(max_tokens, self.block_size, interval)
             self.snapshots = DeviceSnapshots(
-                self.step, self.arena, self.block_size, max_tokens, rounds
+                self.step, self.arenas, self.block_size, max_tokens, rounds
             )
         self.window = None
         if settings.attention == "native":
-            shape = self.arena.geometry.shape(RingKind.SWA)
+            shape = geometry.shape(RingKind.SWA)
             self.window = NativeWindow(self.step, shape.rows, max_tokens)
 
     def build(
@@ -97,29 +100,49 @@ class RocmRingMetadataBuilder(AttentionMetadataBuilder[RocmRingMetadata]):
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> RocmRingMetadata:
-        common = common_attn_metadata
-        num_decodes, _, num_decode_tokens, _ = split_decodes_and_prefills(
-            common, decode_threshold=self.decode_threshold
-        )
-        rows = common.block_table_tensor[: common.num_reqs]
-        self.step.refresh(
-            rows, common.query_start_loc[: common.num_reqs + 1], common.seq_lens, num_decodes
-        )
+        num_decode_tokens = self._refresh(common_attn_metadata)
+        rows = self._rows(common_attn_metadata)
         if self.poison:
             self._poison_lent_slots(rows)
         if self.snapshots is not None:
             self.snapshots.restore(rows)
+        return self._describe(common_attn_metadata, num_decode_tokens)
+
+    def build_for_drafting(
+        self, common_attn_metadata: CommonAttentionMetadata, draft_index: int
+    ) -> RocmRingMetadata:
+        """Draft passes follow the target's step, which has restored the draft's rings as well."""
+        num_decode_tokens = self._refresh(common_attn_metadata)
+        return self._describe(common_attn_metadata, num_decode_tokens)
+
+    def _rows(self, common: CommonAttentionMetadata) -> torch.Tensor:
+        rows: torch.Tensor = common.block_table_tensor[: common.num_reqs]
+        return rows
+
+    def _refresh(self, common: CommonAttentionMetadata) -> int:
+        """Write the step's numbers to where the kernels read them; returns its decode tokens."""
+        num_decodes, _, num_decode_tokens, _ = split_decodes_and_prefills(
+            common, decode_threshold=self.decode_threshold
+        )
+        rows = self._rows(common)
+        query_start = common.query_start_loc[: common.num_reqs + 1]
+        self.step.refresh(rows, query_start, common.seq_lens, num_decodes)
+        if self.snapshots is not None:
             self.snapshots.refresh(rows, num_decodes)
         if self.window is not None:
             self.window.refresh(num_decode_tokens)
+        return num_decode_tokens
+
+    def _describe(
+        self, common: CommonAttentionMetadata, num_decode_tokens: int
+    ) -> RocmRingMetadata:
+        rounds = self.snapshots.rounds_within(common.max_query_len) if self.snapshots else 0
         return RocmRingMetadata(
             step=self.step,
             num_tokens=common.num_actual_tokens,
             num_decode_tokens=num_decode_tokens,
             snapshots=self.snapshots,
-            num_rounds=(
-                self.snapshots.rounds_within(common.max_query_len) if self.snapshots else 0
-            ),
+            num_rounds=rounds,
             window=self.window,
         )
 
@@ -138,8 +161,9 @@ class RocmRingMetadataBuilder(AttentionMetadataBuilder[RocmRingMetadata]):
             hit = rows[:, row.HIT_BLOCKS] * self.block_size
             begins |= (rows[:, row.SOURCE] != 0) & (first == hit)
         slots = torch.where(begins, rows[:, row.SLOT], 0).to(torch.int64)
-        for buffer in self.arena.buffers.values():
-            buffer.index_fill_(1, slots, 0xFF)
+        for arena in self.arenas:
+            for buffer in arena.buffers.values():
+                buffer.index_fill_(1, slots, 0xFF)
 
 
 class RocmRingBackend(AttentionBackend):

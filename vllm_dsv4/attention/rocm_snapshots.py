@@ -7,6 +7,7 @@ orders finds zeros and stores nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,11 +49,17 @@ class DeviceSnapshots:
     """The orders of the current step, valid as ``DeviceStep`` is.
 
     Args:
+        arenas: the rings to restore.
         rounds: see ``most_rounds``.
     """
 
     def __init__(
-        self, step: DeviceStep, arena: RingArena, block_size: int, max_tokens: int, rounds: int
+        self,
+        step: DeviceStep,
+        arenas: Sequence[RingArena],
+        block_size: int,
+        max_tokens: int,
+        rounds: int,
     ) -> None:
         self._step = step
         self._block_size = block_size
@@ -66,14 +73,16 @@ class DeviceSnapshots:
             SnapshotRound(self._targets[i], self._prefill_targets[i], self._ends[i])
             for i in range(rounds)
         )
-        self._rings = [
-            buffer.flatten(0, 1) for kind, buffer in arena.buffers.items() if kind in SNAPSHOT_KINDS
-        ]
-        self._layer_starts = [
-            torch.arange(buffer.shape[0], dtype=torch.int32, device=device)[:, None]
-            * buffer.shape[1]
+        buffers = [
+            buffer
+            for arena in arenas
             for kind, buffer in arena.buffers.items()
             if kind in SNAPSHOT_KINDS
+        ]
+        self._rings = [buffer.flatten(0, 1) for buffer in buffers]
+        self._layer_starts = [
+            torch.arange(len(buffer), dtype=torch.int32, device=device)[:, None] * buffer.shape[1]
+            for buffer in buffers
         ]
 
     def rounds_within(self, max_query_len: int) -> int:
