@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from vllm_dsv4 import ranks
 from vllm_dsv4.entrypoints import ARCHITECTURE, DRAFT_ARCHITECTURE
 from vllm_dsv4.log import get_logger
 from vllm_dsv4.refusals import check_all
@@ -45,6 +46,8 @@ def _architectures(vllm_config: VllmConfig) -> Sequence[str]:
 def prepare_for_rings(vllm_config: VllmConfig) -> None:
     """Refuse what rings cannot serve; move prefix-cache retention over to the snapshots.
 
+    Also mark the configuration, so that every rank is checked, and show the rings on ``/metrics``.
+
     Raises:
         Refusal: before anything is allocated.
     """
@@ -61,6 +64,7 @@ def prepare_for_rings(vllm_config: VllmConfig) -> None:
         )
         cache.enable_prefix_caching = False
     check_all(vllm_config)
+    ranks.mark(vllm_config)
     from vllm_dsv4.metrics import show_on_metrics
 
     show_on_metrics(vllm_config)
