@@ -13,7 +13,7 @@ OMP_NUM_THREADS ?= 1
 export OMP_NUM_THREADS
 
 # Quick suites first. A suite whose folder does not exist is skipped.
-SUITES := $(wildcard $(addprefix tests/,planner blocks packaging kernels rocm engine cluster soak))
+SUITES := $(wildcard $(addprefix tests/,rings planner blocks fixes packaging kernels rocm engine cluster soak))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-quick bench coupling lint types clean $(SUITES)
@@ -56,7 +56,7 @@ test-quick: setup
 # Two suites at a time, the longest from the start; those that start several workers come last.
 ALONE := $(filter tests/cluster tests/soak,$(SUITES))
 test: lint types test-quick
-	@$(MAKE) --no-print-directory -j2 --output-sync=line \
+	@$(MAKE) --no-print-directory -j2 \
 		$(filter tests/engine,$(SUITES)) $(filter-out tests/engine $(ALONE),$(SUITES))
 	@set -e; for suite in $(ALONE); do $(MAKE) --no-print-directory $$suite; done
 
