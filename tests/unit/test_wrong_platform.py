@@ -1,0 +1,27 @@
+"""The model refuses to be built where our platform did not take effect."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_dsv4.models.common import WrongPlatformError, require_our_platform
+
+
+def test_the_model_refuses_a_platform_that_would_not_plan_its_rings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import vllm.platforms
+    from vllm.platforms.cpu import CpuPlatform
+
+    monkeypatch.setattr(vllm.platforms, "_current_platform", CpuPlatform())
+    with pytest.raises(WrongPlatformError, match=r"CpuPlatform.*VLLM_PLUGINS.*doctor"):
+        require_our_platform()
+
+
+def test_it_is_built_on_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    import vllm.platforms
+
+    from vllm_dsv4.platforms.cpu import Dsv4CpuPlatform
+
+    monkeypatch.setattr(vllm.platforms, "_current_platform", Dsv4CpuPlatform())
+    require_our_platform()
