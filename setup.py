@@ -15,7 +15,7 @@ setup(
     description="DeepSeek-V4 on vLLM with per-sequence rings for the sliding window",
     long_description=(ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else "",
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
+    license_expression="Apache-2.0",
     classifiers=[
         "Development Status :: 4 - Beta",
         "Environment :: GPU",
