@@ -12,11 +12,19 @@ from vllm.v1.attention.ops import rocm_aiter_mla_sparse as rocm_ops
 
 from tests.rocm.rig import Chunk, Rig
 
-STEPS = (
-    (Chunk(1, 0, 140, slot=4), Chunk(0, 0, 9, slot=2)),
-    (Chunk(1, 140, 3, slot=4), Chunk(0, 9, 1, slot=2)),
-    (Chunk(1, 141, 2, slot=4), Chunk(2, 0, 5, slot=1)),
-)
+LENGTHS = {0: 140, 2: 30, 3: 130}
+"""Tokens before the first decode: past a wrap, some C4 groups, one C128 group."""
+
+
+def steps(start: int) -> tuple[tuple[Chunk, ...], ...]:
+    """A prefill, a decode, and a decode beside a prefill."""
+    return (
+        (Chunk(1, 0, start, slot=4), Chunk(0, 0, 9, slot=2)),
+        (Chunk(1, start, 3, slot=4), Chunk(0, 9, 1, slot=2)),
+        (Chunk(1, start + 1, 2, slot=4), Chunk(2, 0, 5, slot=1)),
+    )
+
+
 NEAR = 0.005
 """Of the output's norm: both round weights and outputs to bf16, in a different order."""
 
@@ -49,7 +57,7 @@ def test_vllms_kernel_over_rings_gives_what_ours_gives(
     ours = Rig(tiny(), layer, "rocm", thin=True)
     monkeypatch.setenv("VLLM_DSV4_ATTENTION", "native")
     theirs = Rig(tiny(), layer, "rocm", thin=True)
-    for step, chunks in enumerate(STEPS):
+    for step, chunks in enumerate(steps(LENGTHS[layer])):
         for one, other in zip(ours.step(chunks), theirs.step(chunks), strict=True):
             apart = float((one.float() - other.float()).norm() / one.float().norm())
             assert apart < NEAR, f"{card}, step {step}: {apart:.5f}"
