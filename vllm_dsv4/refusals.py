@@ -79,23 +79,14 @@ def check_kv_cache_dtype(config: VllmConfig) -> None:
 
 
 def check_speculation(config: VllmConfig) -> None:
-    """Drafts that read rows which rings do not keep, or that nobody has put on rings."""
+    """A non-causal draft reads rows that a verify step has not written."""
     speculative = config.speculative_config
-    if speculative is None:
-        return
-    if speculative.use_eagle() and config.device_config.device_type != "cpu":
-        raise Refusal(
-            "--speculative-config method",
-            speculative.method,
-            "its draft layer runs on rings on the CPU only so far",
-            f"Use ngram, {PAGED_PATH}",
-        )
-    if speculative.use_dspark():
+    if speculative is not None and speculative.use_dspark():
         raise Refusal(
             "--speculative-config method",
             speculative.method,
             "its draft attends to later tokens of its own block, which rings do not keep",
-            f"Use ngram, {PAGED_PATH}",
+            f"Use mtp or ngram, {PAGED_PATH}",
         )
 
 

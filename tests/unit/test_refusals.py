@@ -39,7 +39,6 @@ def config(**changes: Any) -> Any:
         ),
         "kv_transfer_config": None,
         "speculative_config": None,
-        "device_config": SimpleNamespace(device_type="cpu"),
         "num_speculative_tokens": 0,
         "num_lookahead_tokens": 0,
         "additional_config": {},
@@ -52,12 +51,6 @@ def config(**changes: Any) -> Any:
             place = getattr(place, parent)
         setattr(place, name, value)
     return made
-
-
-def drafts(method: str, dspark: bool = False) -> Any:
-    return SimpleNamespace(
-        method=method, use_dspark=lambda: dspark, use_eagle=lambda: method == "mtp"
-    )
 
 
 def test_a_sound_configuration_is_accepted() -> None:
@@ -77,10 +70,8 @@ def test_a_sound_configuration_is_accepted() -> None:
          "--disable-hybrid-kv-cache-manager", "True", "Remove the flag"),
         ({"cache_config__cache_dtype": "int8_per_token_head"},
          "--kv-cache-dtype", "int8_per_token_head", "fp8_ds_mla"),
-        ({"speculative_config": drafts("dspark", dspark=True)},
+        ({"speculative_config": SimpleNamespace(method="dspark", use_dspark=lambda: True)},
          "--speculative-config method", "dspark", "ngram"),
-        ({"speculative_config": drafts("mtp"), "device_config__device_type": "cuda"},
-         "--speculative-config method", "mtp", "ngram"),
         ({"model_config__hf_config__sliding_window": 256}, "sliding_window", "256", "checkpoint"),
         ({"model_config__hf_config__head_dim": 128}, "head_dim", "128", "checkpoint"),
         ({"model_config__hf_config__index_head_dim": None}, "index_head_dim", "None", "checkpoint"),
