@@ -142,11 +142,44 @@ def draw_engine(data: dict[str, Any], folder: Path) -> list[str]:
     return ["engine.png"]
 
 
+def draw_prefix(data: dict[str, Any], folder: Path) -> list[str]:
+    """Tokens not recomputed of each trace, and each round's prefill ratio."""
+    figure, axes = panels(2, "Prefix caching: what it saves, and what snapshots cost")
+    traces = data["traces"]
+    paired_bars(
+        axes[0],
+        [trace["title"].replace(", ", ",\n") for trace in traces],
+        [trace["paged"]["hit_rate"] * 100 for trace in traces],
+        [trace["rings"]["hit_rate"] * 100 for trace in traces],
+    )
+    axes[0].set_title("prompt tokens served from the cache, %", fontsize=11)
+    axes[0].legend(loc="lower left", fontsize=9, frameon=True)
+    axes[0].tick_params(axis="x", labelsize=9)
+    for n, case in enumerate(data["cost"]):
+        low, high = case["ratio_quartiles"]
+        axes[1].errorbar(
+            [n], [case["ratio"]], [[case["ratio"] - low], [high - case["ratio"]]],
+            fmt="o", capsize=5, color=COLOURS["rings"],
+        )  # fmt: skip
+    axes[1].axhline(1, color=COLOURS["paged"], linewidth=1)
+    axes[1].set_xticks(
+        range(len(data["cost"])),
+        [f"{case['requests']} x {case['tokens']} tokens" for case in data["cost"]],
+    )
+    axes[1].set_xlim(-0.5, len(data["cost"]) - 0.5)
+    axes[1].set_title(
+        "prefill, CPU time, snapshots on over off\n(median and quartiles)", fontsize=11
+    )
+    save(figure, folder / "prefix.png")
+    return ["prefix.png"]
+
+
 DRAW = {
     "planner": draw_planner,
     "scheduler": draw_scheduler,
     "cost": draw_cost,
     "engine": draw_engine,
+    "prefix": draw_prefix,
 }
 
 

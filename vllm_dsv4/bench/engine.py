@@ -36,7 +36,7 @@ class EngineFailed(RuntimeError):
 class Engine:
     """A worker process with one engine. Close it, or use it in a ``with`` block."""
 
-    def __init__(self, side: str, model: Path, log: Path) -> None:
+    def __init__(self, side: str, model: Path, log: Path, prefix_caching: bool = False) -> None:
         self.side = side
         self.last_tokens: list[list[int]] = []
         self._log = log
@@ -47,6 +47,8 @@ class Engine:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }
         command = [sys.executable, "-m", "vllm_dsv4.bench.engine_worker", str(model)]
+        if prefix_caching:
+            command.append("--prefix-caching")
         with log.open("w") as out:
             self._process = subprocess.Popen(
                 [*command, "--answers", str(write)],

@@ -23,14 +23,14 @@ MAX_NUM_BATCHED_TOKENS = 2048
 POOL_BYTES = 512 * 2**20
 
 
-def start(model: str) -> LLM:
+def start(model: str, prefix_caching: bool) -> LLM:
     return LLM(
         model=model,
         max_model_len=MAX_MODEL_LEN,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
         max_num_seqs=MAX_NUM_SEQS,
         kv_cache_memory_bytes=POOL_BYTES,
-        enable_prefix_caching=False,
+        enable_prefix_caching=prefix_caching,
         enforce_eager=True,
         skip_tokenizer_init=True,
     )
@@ -39,14 +39,18 @@ def start(model: str) -> LLM:
 def generate(llm: LLM, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
     """Serve all prompts at once; tokens of each, and the seconds of every step by kind.
 
-    A step that computes any prompt token counts as prefill.
+    A step that computes any prompt token counts as prefill. Also: prompt tokens of each that were
+    cached, and the CPU seconds of the process from submission to the last answer, which hold what
+    steps do not and hardly depend on what else the machine does.
     """
     engine = llm.llm_engine
     params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, detokenize=False)
+    submitted = time.process_time()
     for number, prompt in enumerate(prompts):
         engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
     seconds: dict[str, list[float]] = {"prefill": [], "decode": []}
     tokens: dict[str, list[int]] = {}
+    cached: dict[str, int] = {}
     while engine.has_unfinished_requests():
         begun = len(tokens) == len(prompts)
         started = time.perf_counter()
@@ -54,7 +58,15 @@ def generate(llm: LLM, prompts: list[list[int]], max_tokens: int) -> dict[str, A
         seconds["decode" if begun else "prefill"].append(time.perf_counter() - started)
         for output in outputs:
             tokens[output.request_id] = list(output.outputs[0].token_ids)
-    return {"tokens": [tokens[key] for key in sorted(tokens, key=_number)], "seconds": seconds}
+            cached[output.request_id] = output.num_cached_tokens or 0
+    cpu_seconds = time.process_time() - submitted
+    in_order = sorted(tokens, key=_number)
+    return {
+        "tokens": [tokens[key] for key in in_order],
+        "cached": [cached[key] for key in in_order],
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+    }
 
 
 def _number(request_id: str) -> int:
@@ -65,8 +77,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("--answers", type=int, required=True, help="file descriptor to answer on")
+    parser.add_argument("--prefix-caching", action="store_true")
     args = parser.parse_args()
-    llm = start(args.model)
+    llm = start(args.model, args.prefix_caching)
     with os.fdopen(args.answers, "w", buffering=1) as answers:
         print(json.dumps({"ready": True}), file=answers)
         for line in sys.stdin:

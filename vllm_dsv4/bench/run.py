@@ -8,7 +8,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-BENCHMARKS = ("planner", "scheduler", "cost", "engine")
+BENCHMARKS = ("planner", "scheduler", "cost", "engine", "prefix")
 
 FOLDER = Path("docs/benchmarks")
 """Where JSON and plots go, under the working directory."""

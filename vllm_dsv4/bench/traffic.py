@@ -116,11 +116,22 @@ def _poisson(sessions: tuple[Session, ...], per_second: float) -> tuple[Session,
     return tuple(arriving)
 
 
-def _chats(count: int, turns: int) -> tuple[Session, ...]:
+def chats(count: int, turns: int) -> tuple[Session, ...]:
+    """Users who send their next message as soon as the last one is answered."""
     rng = random.Random(2)
     lengths = _around(300, 200)
     return tuple(
         Session(tuple(lengths(rng) for _ in range(turns)), 0.0, 1000, seed) for seed in range(count)
+    )
+
+
+def long_sessions(count: int, turns: int, start_tokens: int) -> tuple[Session, ...]:
+    """Agents: a long first prompt each, nothing in common, then turns that add about 1,500."""
+    rng = random.Random(3)
+    first, later = _around(start_tokens, 300), _around(1500, 300)
+    return tuple(
+        Session((first(rng), *(later(rng) for _ in range(turns - 1))), 0.0, 0, 1000 + number)
+        for number in range(count)
     )
 
 
@@ -139,7 +150,7 @@ def shapes(quick: bool) -> list[Shape]:
             _single_turns([_around(K, K)], [1], 95 * gib),
         ),
         _long_prompts("8k1k", gib),
-        Shape("chat", "Chat, 6 turns", gib, 8 * K, True, "at once", _chats(35 * gib, 6)),
+        Shape("chat", "Chat, 6 turns", gib, 8 * K, True, "at once", chats(35 * gib, 6)),
         Shape(
             "128k", "120K in, 512 out", gib, 128 * K, False, "at once",
             _single_turns([_around(120 * K, 512)], [1], 5 * gib),
