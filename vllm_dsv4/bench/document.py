@@ -233,7 +233,7 @@ def _prefix(data: Data) -> str:
         f"prompts never asked before, CPU time from submission to the answer, {data['repeats']} "
         "rounds, both engines in turn. First, a repeated prompt hit and gave the cold answer; in "
         "every round both engines gave the same tokens. The ratio is the median of the rounds' "
-        "ratios.\n\n"
+        "ratios; nothing that snapshots do could bring it below 1, so what is below is noise.\n\n"
         + table(["prefill", "CPU time", "quartiles", "median CPU ms, on / off"], cost)
         + "\n"
         + table(["one snapshot of", "MiB"], sizes)
