@@ -188,3 +188,18 @@ def test_with_every_snapshot_pinned_requests_run_without_leaving_one() -> None:
         assert blocks.admit(request, 300) is not None
     assert blocks.rings.snapshots.num_pinned() == 2
     blocks.rings.check_integrity()
+
+
+def test_a_row_names_every_boundary_that_its_request_reaches_also_where_no_snapshot_is_free() -> (
+    None
+):
+    """What stands behind a row's end, on the worker, is another request's."""
+    blocks = Blocks(snapshots=1)
+    blocks.admit(make_request("pins the only snapshot", 600))
+    request = make_request("b", list(range(1000, 1600)))
+    blocks.admit(request, 300)
+    assert blocks.row(request) == [2, 0, 0, 0, 0]
+    blocks.advance(request, 300)
+    assert blocks.row(request) == [2, 0, 0, 0, 0]
+    blocks.advance(request, 168, drafts=1)
+    assert blocks.row(request) == [2, 0, 0, 0, 0, 0]

@@ -134,9 +134,8 @@ class RingManager(CircularBufferManager):
         if not self.snapshots.knows(request_id):
             self._scheduled_tokens[request_id] = num_tokens_main_model
             return []
-        return self._append_orders(
-            request_id, self.snapshots.advance(request_id, num_tokens_main_model)
-        )
+        orders = self.snapshots.advance(request_id, num_tokens_main_model)
+        return self._append_orders(request_id, orders, num_tokens_main_model)
 
     def cache_blocks(
         self,
@@ -152,7 +151,8 @@ class RingManager(CircularBufferManager):
             return
         hit_blocks = self.req_to_blocks[request_id][row.HIT_BLOCKS].block_id
         scheduled = self._scheduled_tokens.pop(request_id, 0)
-        self._append_orders(request_id, self.snapshots.admit(request, scheduled, hit_blocks))
+        orders = self.snapshots.admit(request, scheduled, hit_blocks)
+        self._append_orders(request_id, orders, max(scheduled, request.num_tokens))
 
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
         """Clear the bookkeeping, return the slot to its own pool, give the paged pool nothing.
@@ -229,8 +229,15 @@ class RingManager(CircularBufferManager):
         head = (slot, source, hit_blocks) if self.enable_caching else (slot,)
         self.req_to_blocks[request_id].extend(KVCacheBlock(number) for number in head)
 
-    def _append_orders(self, request_id: str, orders: dict[int, int]) -> list[KVCacheBlock]:
-        """Append each boundary's snapshot slot in its column; return what was appended."""
+    def _append_orders(
+        self, request_id: str, orders: dict[int, int], tokens: int
+    ) -> list[KVCacheBlock]:
+        """Append each boundary's snapshot slot in its column, and zeros up to the last boundary
+        within ``tokens``; return what was appended.
+
+        A worker looks at the column of every boundary that it reaches. vLLM's second model runner
+        leaves another request's numbers behind a row's end, so none may be missing.
+        """
         blocks = self.req_to_blocks[request_id]
         start = len(blocks)
         for boundary, slot in sorted(orders.items()):
@@ -238,4 +245,6 @@ class RingManager(CircularBufferManager):
             assert column >= len(blocks), f"boundary {boundary} is behind the row's end"
             blocks.extend(KVCacheBlock(0) for _ in range(column - len(blocks)))
             blocks.append(KVCacheBlock(slot))
+        reached = row.target_column(tokens // self.block_size)
+        blocks.extend(KVCacheBlock(0) for _ in range(reached + 1 - len(blocks)))
         return blocks[start:]
