@@ -203,3 +203,20 @@ def test_a_row_names_every_boundary_that_its_request_reaches_also_where_no_snaps
     assert blocks.row(request) == [2, 0, 0, 0, 0]
     blocks.advance(request, 168, drafts=1)
     assert blocks.row(request) == [2, 0, 0, 0, 0, 0]
+
+
+def test_a_resumed_request_prefills_past_boundaries_for_which_no_snapshot_was_free() -> None:
+    blocks = Blocks(snapshots=1)
+    request = make_request("a", 100, max_tokens=1000)
+    blocks.admit(request)
+    decode(blocks, request, 500)
+    blocks.manager.free(request)  # preempted
+    request.num_computed_tokens = 0
+    blocks.manager.new_step_starts()
+    assert blocks.rings.snapshots.num_pinned() == 0
+    blocks.admit(make_request("pins the only snapshot", list(range(1000, 1600))))
+    blocks.admit(request, 300)
+    blocks.manager.new_step_starts()
+    blocks.advance(request, 300)
+    assert blocks.row(request)[1:] == [0, 0, 0, 0]
+    blocks.rings.check_integrity()

@@ -54,7 +54,8 @@ class _Life:
 
     request: Request
     scheduled_tokens: int
-    last_ordered: int = 0
+    named: int = 0
+    """Last boundary that the request's row names, with or without an order."""
     orders: list[_Order] = field(default_factory=list)
     latest: _Order | None = None
 
@@ -121,6 +122,7 @@ class SnapshotBook:
         for boundary in self._prompt_boundaries(request):
             if boundary > hit_blocks:
                 self._order(life, boundary, from_decode=False)
+        life.named = max(scheduled_tokens, request.num_tokens) // self.block_size
         self._after_scheduling(life)
         return {order.boundary: self.slot_of(order.block) for order in life.orders}
 
@@ -140,8 +142,9 @@ class SnapshotBook:
         life.scheduled_tokens = scheduled_tokens
         boundary = scheduled_tokens // self.block_size
         added = None
-        if boundary * self.block_size > before and boundary > life.last_ordered:
+        if boundary * self.block_size > before and boundary > life.named:
             added = self._order(life, boundary, from_decode=True)
+        life.named = max(life.named, boundary)
         self._after_scheduling(life)
         return {added.boundary: self.slot_of(added.block)} if added else {}
 
@@ -214,7 +217,6 @@ class SnapshotBook:
         order = _Order(boundary, self.pool.get_new_blocks(1)[0], from_decode)
         self.counters.evictions += cached_before - len(self.pool.cached_block_hash_to_block)
         life.orders.append(order)
-        life.last_ordered = boundary
         return order
 
     def _is_cached(self, request: Request, boundary: int) -> bool:
