@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla")
+INDEXER_DTYPES = ("auto", "fp8")
 PAGED_PATH = "or serve without rings with VLLM_DSV4_RING=0"
 GIB = 1 << 30
 
@@ -75,6 +76,18 @@ def check_kv_cache_dtype(config: VllmConfig) -> None:
             dtype,
             "the window rings hold fp8_ds_mla rows",
             f"Use one of {', '.join(KV_CACHE_DTYPES)}, {PAGED_PATH}",
+        )
+
+
+def check_indexer_dtype(config: VllmConfig) -> None:
+    """Our compressor writes the indexer's keys as fp8 rows; vLLM 0.33 may keep fp4 on ROCm."""
+    dtype = config.attention_config.indexer_kv_dtype
+    if dtype not in INDEXER_DTYPES:
+        raise Refusal(
+            "--attention-config indexer_kv_dtype",
+            dtype,
+            "the indexer's keys are written as fp8 rows",
+            f"Use one of {', '.join(INDEXER_DTYPES)}, {PAGED_PATH}",
         )
 
 
@@ -140,6 +153,7 @@ CHECKS = (
     check_kv_connector,
     check_hybrid_manager,
     check_kv_cache_dtype,
+    check_indexer_dtype,
     check_speculation,
     check_shape,
     check_snapshots,
