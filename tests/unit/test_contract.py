@@ -200,7 +200,8 @@ def test_a_part_that_our_source_looks_for_in_two_places_may_move(tmp_path: Path)
     record = make_record("0.1", before, package)
     assert "vllm.old:plan" in record.faces
     moved = write_package(tmp_path / "0.2" / "vllm", {"new.py": plan, "plugins.py": NAMES})
-    assert check(record, Sources(Package.open("vllm", moved))) == []
+    findings = check(record, Sources(Package.open("vllm", moved)))
+    assert {finding.change for finding in findings} == {Change.MOVED}
     gone = write_package(tmp_path / "0.3" / "vllm", {"plugins.py": NAMES})
     findings = check(record, Sources(Package.open("vllm", gone)))
     assert {finding.change for finding in findings} == {Change.GONE}

@@ -22,6 +22,7 @@ class Change(StrEnum):
     OVERRIDE = "an override of ours no longer fits"
     KERNEL = "a kernel's arguments changed"
     COLLISION = "vLLM took a name that our subclass uses"
+    MOVED = "moved, to where our source looks too"
     SIGNATURE = "parameters changed, and ours still fit"
     FIELDS = "fields of a dataclass changed"
     MEMBERS = "members of a base class changed"
@@ -58,7 +59,10 @@ def check(record: Record, sources: Sources) -> list[Finding]:
         where = tuple(sorted({use.where for use in uses}))
         now = face_of(sources, target, detail(uses))
         if now is None:
-            now = face_of(sources, _other_place(record, target), detail(uses))
+            other = _other_place(record, target)
+            now = face_of(sources, other, detail(uses))
+            if now is not None:
+                findings.append(Finding(Change.MOVED, target, f"now {other}", where))
         if now is None:
             found = _other_places(sources, target)
             findings.append(Finding(Change.GONE, target, f"now in {found}" if found else "", where))
