@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 
 from vllm.platforms.rocm import RocmPlatform
 
-from vllm_dsv4.platforms.common import RingPlatform, prepare_for_rings, serves_on_rings
+from vllm_dsv4.platforms.common import (
+    RingPlatform,
+    note_what_passes_through,
+    prepare_for_rings,
+    serves_on_rings,
+)
 from vllm_dsv4.platforms.rocm_checks import check_card, check_context, check_triton
 
 if TYPE_CHECKING:
@@ -20,6 +25,7 @@ class Dsv4RocmPlatform(RingPlatform, RocmPlatform):
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
         super().check_and_update_config(vllm_config)
         if not serves_on_rings(vllm_config):
+            note_what_passes_through(vllm_config)
             return
         check_card(cls.gcn_arch())
         check_triton()
