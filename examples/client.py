@@ -1,6 +1,6 @@
 """Talk to a server started by ``examples/serve.sh``: a completion, a chat, a stream.
 
-    python examples/client.py [--url http://127.0.0.1:8000/v1]
+python examples/client.py [--url http://127.0.0.1:8000/v1]
 """
 
 import argparse
