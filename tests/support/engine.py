@@ -60,7 +60,7 @@ class Engine:
         outputs = self.llm.generate(
             [{"prompt_token_ids": list(prompt)} for prompt in prompts], sampling, use_tqdm=False
         )
-        return [_answer(output) for output in outputs]
+        return [answer_of(output) for output in outputs]
 
     def one_by_one(self, prompts: Sequence[Sequence[int]], **kwargs: Any) -> list[Answer]:
         """The same, each prompt alone in the engine."""
@@ -97,7 +97,7 @@ class Engine:
             self.scheduler._preempt_request = original
 
 
-def _answer(output: Any) -> Answer:
+def answer_of(output: Any) -> Answer:
     completion = output.outputs[0]
     tokens = tuple(completion.token_ids)
     logprobs = tuple(

@@ -1,0 +1,105 @@
+"""One rank, two ranks as processes, two ranks over Ray: the same answers, and the same slots.
+
+Two ranks give the same bits under both executors: the executor only carries the step to the ranks,
+which run one code and sum in one order. One rank sums each product whole where two sum their
+halves first, so its bits differ, and its tokens may part at a near-tie; it scores the others'
+answers instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.engine import engine
+from tests.support.faithful import deviation
+from tests.support.prompts import prompt
+from tests.support.ranks import Look, RankRun, run_of_ranks
+from tests.support.ray_node import LOOPBACK, RayNode
+
+PROMPTS = [prompt(length) for length in (5, 130, 300, 620, 260, 40)]
+"""More than there are slots, so slots are handed on."""
+TOKENS = 10
+OPTIONS = {
+    "max_model_len": 1024,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 2048,
+    "enable_chunked_prefill": False,
+    "enable_prefix_caching": False,
+    "enforce_eager": True,
+    "kv_cache_memory_bytes": 64 << 20,
+    "tensor_parallel_size": 2,
+}
+NO_BINDING = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""vLLM would give each rank the cores of a NUMA node of its own."""
+PAGED = {"VLLM_DSV4_RING": "0"}
+HALVES = 0.75
+"""Nats: three steps of bf16 at the best logits, which lie between 32 and 64. Summing two rounded
+halves moves them by one step or two; rows of another sequence move them by whole units."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    processes: RankRun
+    ray: RankRun
+    paged: RankRun
+
+
+@pytest.fixture(scope="module")
+def runs(model: Path, node: RayNode, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    def run(backend: str, env: dict[str, str]) -> RankRun:
+        folder = tmp_path_factory.mktemp(backend)
+        options = OPTIONS | {"distributed_executor_backend": backend}
+        return run_of_ranks(model, folder, PROMPTS, TOKENS, env, **options)
+
+    return Runs(
+        processes=run("mp", LOOPBACK | NO_BINDING),
+        ray=run("ray", node.environment),
+        paged=run("mp", LOOPBACK | NO_BINDING | PAGED),
+    )
+
+
+def test_both_executors_give_the_same_bits(runs: Runs) -> None:
+    assert runs.ray.answers == runs.processes.answers
+
+
+def test_two_ranks_on_rings_give_the_bits_of_two_ranks_on_pages(runs: Runs) -> None:
+    assert runs.processes.answers == runs.paged.answers
+
+
+def test_two_ranks_say_what_one_would(runs: Runs, model: Path) -> None:
+    alone = OPTIONS | {"tensor_parallel_size": 1}
+    with engine(model, **alone) as reference:
+        for asked, answer in zip(PROMPTS, runs.processes.answers, strict=True):
+            found = deviation(reference, asked, answer)
+            assert found.regret < HALVES, f"{len(asked)} tokens: {found}"
+            assert found.logprob < HALVES, f"{len(asked)} tokens: {found}"
+
+
+def every_look(run: RankRun) -> list[Look]:
+    """At least one look at full slots."""
+    assert max(len(look.scheduler) for look in run.looks) == OPTIONS["max_num_seqs"]
+    return run.looks
+
+
+@pytest.mark.parametrize("executor", ["processes", "ray"])
+def test_every_rank_uses_the_slot_that_the_scheduler_lent(runs: Runs, executor: str) -> None:
+    for look in every_look(getattr(runs, executor)):
+        for rank in look.ranks:
+            shared = rank.keys() & look.scheduler.keys()
+            assert {name: rank[name] for name in shared} == {
+                name: look.scheduler[name] for name in shared
+            }
+            assert shared == look.scheduler.keys()
+
+
+@pytest.mark.parametrize("executor", ["processes", "ray"])
+def test_every_rank_keeps_the_same_rows_in_a_slot(runs: Runs, executor: str) -> None:
+    """DSV4 has one key-value head: all ranks hold the same window and state, to the byte."""
+    for look in every_look(getattr(runs, executor)):
+        first, *others = look.rows
+        assert len(set(first.values())) == len(first), "rows of different requests differ"
+        for other in others:
+            assert other == first
