@@ -36,6 +36,7 @@ demo: setup
 	$(RUN) -m vllm_dsv4.cli.main demo --cache .cache/demo
 
 bench: setup
+	$(RUN) benchmarks/decode_bytes.py
 	$(RUN) -m vllm_dsv4.cli.main bench
 
 coupling: setup
