@@ -7,7 +7,7 @@ import itertools
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
-from tests.support.blocks import _HASHER, BLOCK, Blocks, make_request
+from tests.support.blocks import BLOCK, Blocks, block_hasher, make_request
 
 
 def serve(blocks: Blocks, request: Request) -> int:
@@ -42,7 +42,7 @@ def salted(name: str, salt: str | None) -> Request:
         sampling_params=SamplingParams(max_tokens=10),
         pooling_params=None,
         cache_salt=salt,
-        block_hasher=_HASHER,
+        block_hasher=block_hasher(BLOCK),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,15 +21,14 @@ from vllm_dsv4.ring.spec import RingSpec, make_ring_spec
 
 BLOCK = 256
 init_none_hash(sha256)
-_HASHER = get_request_block_hasher(BLOCK, sha256)
 
 
 def kv_cache_config(
-    num_blocks: int, slots: int, snapshots: int = 0, interval: int = 0
+    num_blocks: int, slots: int, snapshots: int = 0, interval: int = 0, block_size: int = BLOCK
 ) -> KVCacheConfig:
     """One paged group, one ring group."""
     paged = MLAAttentionSpec(
-        block_size=BLOCK,
+        block_size=block_size,
         num_kv_heads=1,
         head_size=512,
         dtype=torch.uint8,
@@ -37,7 +37,7 @@ def kv_cache_config(
         model_version="deepseek_v4",
     )
     ring = make_ring_spec(
-        BLOCK,
+        block_size,
         slots,
         bytes_per_slot=1,
         num_snapshots=snapshots,
@@ -80,13 +80,14 @@ class Blocks:
         snapshots: int = 0,
         interval: int = 0,
         manager_cls: type[RingManager] = RingManager,
+        block_size: int = BLOCK,
     ) -> None:
         with registered(manager_cls):
             self.manager = KVCacheManager(
-                kv_cache_config(num_blocks, slots, snapshots, interval),
+                kv_cache_config(num_blocks, slots, snapshots, interval, block_size),
                 max_model_len=8192,
-                scheduler_block_size=BLOCK,
-                hash_block_size=BLOCK,
+                scheduler_block_size=block_size,
+                hash_block_size=block_size,
                 enable_caching=snapshots > 0,
             )
         self.paged, self.rings = self.manager.coordinator.single_type_managers
@@ -123,7 +124,14 @@ class Blocks:
         return [block.block_id for block in self.rings.req_to_blocks.get(request.request_id, [])]
 
 
-def make_request(name: str, prompt: int | Sequence[int], max_tokens: int = 100) -> Request:
+@lru_cache
+def block_hasher(block_size: int) -> Any:
+    return get_request_block_hasher(block_size, sha256)
+
+
+def make_request(
+    name: str, prompt: int | Sequence[int], max_tokens: int = 100, block_size: int = BLOCK
+) -> Request:
     """A request with a prompt of that many tokens (the same for the same count), or these."""
     tokens = list(prompt) if not isinstance(prompt, int) else list(range(1, prompt + 1))
     return Request(
@@ -131,5 +139,5 @@ def make_request(name: str, prompt: int | Sequence[int], max_tokens: int = 100) 
         prompt_token_ids=tokens,
         sampling_params=SamplingParams(max_tokens=max_tokens),
         pooling_params=None,
-        block_hasher=_HASHER,
+        block_hasher=block_hasher(block_size),
     )
