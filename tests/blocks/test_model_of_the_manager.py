@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from tests.support import simulated_rings
-from tests.support.simulated_scheduler import Program, Simulation
+from tests.support.simulated_scheduler import Simulation
+from tests.support.simulated_trace import Program
 from vllm_dsv4.ring import snapshots
 from vllm_dsv4.ring.manager import RingManager
 
