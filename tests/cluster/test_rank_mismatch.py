@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.fake_distribution import add_distribution
-from tests.support.ray_node import RayNode, ray_node, seconds_within
+from tests.support.ray_node import RayNode, seconds_within
+from tests.support.ray_pair import two_ray_nodes
 from tests.support.server import EXAMPLES, environment
 from vllm_dsv4.ranks import DISTRIBUTION, installed_version
 
@@ -17,18 +16,13 @@ START_SECONDS = 240.0
 """For a start that fails; one that succeeds takes as long here."""
 
 
-@contextmanager
-def two_nodes(**other: str) -> Iterator[RayNode]:
-    """A cluster with one device on each of two nodes; ``other`` is the second's environment."""
-    with ray_node(devices=1) as head, ray_node(devices=1, head=head, env=other):
-        yield head
-
-
 def start(node: RayNode, model: Path) -> str:
     """Start two ranks, which must fail, and return what was printed."""
     with seconds_within(START_SECONDS, "a start with a rank that does not fit"):
         done = subprocess.run(
             [sys.executable, EXAMPLES / "ray_tp2.py", model, "--max-tokens", "1"],
+            # Ray adds the driver's folder to the ranks' paths: not the source tree's metadata.
+            cwd=EXAMPLES,
             env=environment() | node.environment,
             capture_output=True,
             text=True,
@@ -40,7 +34,7 @@ def start(node: RayNode, model: Path) -> str:
 
 
 def test_a_rank_whose_plugin_is_shut_out(model: Path) -> None:
-    with two_nodes(VLLM_PLUGINS="") as node:
+    with two_ray_nodes({"VLLM_PLUGINS": ""}) as node:
         printed = start(node, model)
     assert "RankMismatch: process " in printed
     assert "does not run the vllm-dsv4 plugin, the driver does" in printed
@@ -53,7 +47,7 @@ def test_a_rank_with_another_version(model: Path, tmp_path: Path) -> None:
         "vllm.general_plugins": {"dsv4": "vllm_dsv4.entrypoints:register"},
     }
     add_distribution(tmp_path, DISTRIBUTION, "9.9.9", entry_points)
-    with two_nodes(PYTHONPATH=str(tmp_path)) as node:
+    with two_ray_nodes({"PYTHONPATH": str(tmp_path)}) as node:
         printed = start(node, model)
     assert f"has vllm-dsv4 9.9.9, the driver has {installed_version()}" in printed
     assert "install the same version on every node" in printed

@@ -14,6 +14,7 @@ from openai import APIError, OpenAI
 
 from tests.support.prompts import prompt
 from tests.support.ray_node import RayNode, seconds_within
+from tests.support.ray_pair import two_ray_nodes
 from tests.support.server import EXAMPLES, Server, environment, server, wait_for
 
 OPTIONS = {"model": "dsv4", "temperature": 0}
@@ -23,7 +24,8 @@ ENDS_WITHIN = 30.0
 """Seconds from a rank's death to the server's end."""
 
 
-def test_the_offline_example(node: RayNode, model: Path) -> None:
+def offline(node: RayNode, model: Path) -> list[str]:
+    """What the offline example prints of each prompt."""
     done = subprocess.run(
         [sys.executable, EXAMPLES / "ray_tp2.py", model, "--max-tokens", "8"],
         env=environment() | node.environment,
@@ -33,8 +35,18 @@ def test_the_offline_example(node: RayNode, model: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert len(re.findall(r"^\d+ prompt tokens: '", done.stdout, re.MULTILINE)) == 2
     assert "DeepSeek-V4 on rings: 8 slots" in done.stdout
+    return re.findall(r"^\d+ prompt tokens: '.*$", done.stdout, re.MULTILINE)
+
+
+def test_the_offline_example_says_the_same_on_one_node_and_on_two(
+    node: RayNode, model: Path
+) -> None:
+    """Two nodes of one device each, on this host: each rank has a Ray node of its own."""
+    on_one = offline(node, model)
+    assert len(on_one) == 2
+    with two_ray_nodes({}) as pair:
+        assert offline(pair, model) == on_one
 
 
 @contextmanager

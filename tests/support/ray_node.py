@@ -54,38 +54,23 @@ def _name(process: psutil.Process) -> str:
 
 
 @contextmanager
-def ray_node(
-    devices: int, head: RayNode | None = None, env: dict[str, str] | None = None
-) -> Iterator[RayNode]:
-    """Start a node with ``devices`` logical devices; end every process of it afterwards.
-
-    Args:
-        head: the node whose cluster to join; None makes a cluster.
-        env: environment of this node's processes only.
-    """
+def ray_node(devices: int) -> Iterator[RayNode]:
+    """Start a cluster of one node with logical devices; end every process of it afterwards."""
     ray = Path(sys.executable).parent / "ray"
     # A short path: Ray makes sockets below it.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        address = head.address if head else f"127.0.0.1:{free_port()}"
+        port = free_port()
         command = [str(ray), "start", "--block", "--disable-usage-stats"]
-        command += ["--node-ip-address", "127.0.0.1", "--num-cpus", "2"]
-        command += ["--num-gpus", str(devices), "--object-store-memory", str(100 << 20)]
-        command += ["--min-worker-port", "0", "--max-worker-port", "0"]
-        if head:
-            command += ["--address", address]
-        else:
-            command += ["--head", "--port", address.split(":")[1], "--temp-dir", folder]
-            command += [
-                "--include-dashboard",
-                "false",
-                "--ray-client-server-port",
-                str(free_port()),
-            ]
+        command += ["--head", "--port", str(port), "--ray-client-server-port", str(free_port())]
+        command += ["--node-ip-address", "127.0.0.1", "--min-worker-port", "0"]
+        command += ["--max-worker-port", "0", "--include-dashboard", "false"]
+        command += ["--num-cpus", "2", "--num-gpus", str(devices)]
+        command += ["--object-store-memory", str(100 << 20), "--temp-dir", folder]
         log_file = Path(folder) / "ray.log"
         with log_file.open("wb") as log:
             process = subprocess.Popen(
                 command,
-                env=environment() | LOOPBACK | (env or {}),
+                env=environment() | LOOPBACK,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -93,9 +78,9 @@ def ray_node(
             )
         try:
             wait_for(lambda: _started(process, log_file), START_SECONDS, "Ray to start")
-            yield RayNode(address, process)
+            yield RayNode(f"127.0.0.1:{port}", process)
         finally:
-            _end(process)
+            end_node(process)
 
 
 def _started(process: subprocess.Popen[bytes], log_file: Path) -> bool:
@@ -104,8 +89,8 @@ def _started(process: subprocess.Popen[bytes], log_file: Path) -> bool:
     return "Ray runtime started" in log
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the node's own processes: those below ``ray start``, however deep."""
+def end_node(process: subprocess.Popen[bytes]) -> None:
+    """End what started the node, and the processes below it, however deep."""
     try:
         children = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
