@@ -10,6 +10,7 @@ Prometheus carry values between processes (``PROMETHEUS_MULTIPROC_DIR``); so doe
 from __future__ import annotations
 
 import atexit
+import fcntl
 import mmap
 import os
 import struct
@@ -37,6 +38,7 @@ logger = get_logger(__name__)
 
 PREFIX = "vllm:dsv4_"
 LABELS = ("model_name", "engine")
+FILE_PREFIX = "vllm-dsv4-"
 WAITING = "requests_waiting_for_slot"
 VLLM_WAITING = "vllm:num_requests_waiting"
 
@@ -115,7 +117,7 @@ class EngineIdentity:
 
     @property
     def file_name(self) -> str:
-        return f"vllm-dsv4-{self.instance}-{self.engine}.ring"
+        return f"{FILE_PREFIX}{self.instance}-{self.engine}.ring"
 
 
 def _folder() -> Path:
@@ -125,32 +127,63 @@ def _folder() -> Path:
 
 
 class Board:
-    """The file that carries a reading.
+    """The file that carries a reading, locked as long as its writer lives.
 
-    It goes when its writer does, or with the API server where that ends its engine by force.
+    It goes when its writer does. Where a process is killed, the next engine of this host finds the
+    file without a lock and removes it.
     """
 
     def __init__(self, path: Path) -> None:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        try:
-            os.ftruncate(handle, _LAYOUT.size)
-            self._view = mmap.mmap(handle, _LAYOUT.size)
-        finally:
-            os.close(handle)
+        remove_dead_boards()
+        unlocked = path.with_suffix(".new")
+        self._handle = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(self._handle, fcntl.LOCK_EX)
+        os.ftruncate(self._handle, _LAYOUT.size)
+        unlocked.rename(path)
+        self._view = mmap.mmap(self._handle, _LAYOUT.size)
         # A child process of multiprocessing ends without atexit, but not without its finalizers.
-        Finalize(self, path.unlink, kwargs={"missing_ok": True}, exitpriority=0)
+        Finalize(self, _discard, (path, self._handle), exitpriority=0)
 
     def publish(self, reading: RingReading) -> None:
         _LAYOUT.pack_into(self._view, 0, *reading)
 
     @staticmethod
     def read(path: Path) -> RingReading | None:
-        """The reading in a file, or None if it is gone or not yet complete."""
+        """The reading in a file, or None if its engine has ended or not yet begun."""
         try:
             content = path.read_bytes()
         except OSError:
             return None
-        return RingReading(*_LAYOUT.unpack(content)) if len(content) == _LAYOUT.size else None
+        if len(content) != _LAYOUT.size or _is_dead(path):
+            return None
+        return RingReading(*_LAYOUT.unpack(content))
+
+
+def _discard(path: Path, handle: int) -> None:
+    path.unlink(missing_ok=True)
+    os.close(handle)
+
+
+def _is_dead(path: Path) -> bool:
+    """Whether nobody holds the lock of a file that we may open."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def remove_dead_boards() -> None:
+    """Remove the files of engines that were killed."""
+    for path in _folder().glob(f"{FILE_PREFIX}*.ring"):
+        if _is_dead(path):
+            path.unlink(missing_ok=True)
 
 
 _engine_of_this_process: EngineIdentity | None = None
@@ -177,7 +210,7 @@ class RingMetrics:
         self._published = RingReading()
         self._engine = _engine_of_this_process
         self._board: Board | None = None
-        if self._engine is not None and "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        if self._engine is not None and not _prometheus_shares_values():
             self._board = Board(_folder() / self._engine.file_name)
 
     def publish(self, counts: SlotCounts, book: SnapshotBook) -> None:
@@ -203,12 +236,16 @@ class RingMetrics:
                 metric.set(value)
 
 
+def _prometheus_shares_values() -> bool:
+    return "PROMETHEUS_MULTIPROC_DIR" in os.environ
+
+
 @cache
 def _shared_value(name: str) -> Counter | Gauge:
     """A value that Prometheus keeps in ``PROMETHEUS_MULTIPROC_DIR`` for all processes."""
     if name in COUNTERS:
-        return Counter(PREFIX + name, HELP[name], LABELS)
-    return Gauge(PREFIX + name, HELP[name], LABELS, multiprocess_mode="mostrecent")
+        return Counter(PREFIX + name, HELP[name], LABELS, registry=None)
+    return Gauge(PREFIX + name, HELP[name], LABELS, registry=None, multiprocess_mode="mostrecent")
 
 
 Family = CounterMetricFamily | GaugeMetricFamily
@@ -230,7 +267,8 @@ class RingCollector(Collector):
     def collect(self) -> Iterator[Family]:
         families = _families()
         for instance, model_name in self._watched.items():
-            for path in _boards_of(instance):
+            # vLLM appends to the instance for each data-parallel rank.
+            for path in sorted(_folder().glob(f"{FILE_PREFIX}{instance}*.ring")):
                 reading = Board.read(path)
                 if reading is None:
                     continue
@@ -242,16 +280,6 @@ class RingCollector(Collector):
                     every_slot_lent = reading.slots_in_use == reading.slots
                     families[WAITING].add_metric(labels, waiting if every_slot_lent else 0)
         yield from families.values()
-
-    def remove_boards(self) -> None:
-        for instance in self._watched:
-            for path in _boards_of(instance):
-                path.unlink(missing_ok=True)
-
-
-def _boards_of(instance: str) -> list[Path]:
-    """Files of an instance's engines. vLLM appends to the instance for each data-parallel rank."""
-    return sorted(_folder().glob(f"vllm-dsv4-{instance}*.ring"))
 
 
 def _families() -> dict[str, Family]:
@@ -277,10 +305,12 @@ def _waiting(labels: tuple[str, str]) -> float | None:
 def _collector() -> RingCollector:
     collector = RingCollector()
     REGISTRY.register(collector)
-    atexit.register(collector.remove_boards)
+    # The API server ends its engine by force, then itself.
+    atexit.register(remove_dead_boards)
     return collector
 
 
 def show_on_metrics(vllm_config: VllmConfig) -> None:
     """Have this process's ``/metrics`` show the rings of the engine that will be started."""
-    _collector().watch(EngineIdentity.of(vllm_config))
+    if not _prometheus_shares_values():
+        _collector().watch(EngineIdentity.of(vllm_config))

@@ -61,8 +61,32 @@ def test_every_engine_of_an_instance_is_shown_and_no_other_instance(folder: Path
     assert sorted(samples(collector)) == ["0", "1"]
 
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from vllm_dsv4.metrics import Board, RingReading
+board = Board(Path(sys.argv[1]))
+board.publish(RingReading(slots=8))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_file_of_a_killed_engine_is_not_shown_and_goes_with_the_next(folder: Path) -> None:
+    left = folder / "vllm-dsv4-17-0.ring"
+    env = os.environ | {"VLLM_RPC_BASE_PATH": str(folder)}
+    subprocess.run([sys.executable, "-c", KILLED, left], env=env, check=False)
+    collector = RingCollector()
+    collector.watch(EngineIdentity("17", "m", 0))
+    assert left.exists()
+    assert not samples(collector)
+    board = Board(folder / "vllm-dsv4-18-0.ring")
+    board.publish(READING)
+    assert [path.name for path in folder.iterdir()] == ["vllm-dsv4-18-0.ring"]
+
+
 def test_an_engine_that_ended_is_not_shown(folder: Path) -> None:
     board = Board(folder / "vllm-dsv4-17-0.ring")
+    board.publish(READING)
     collector = RingCollector()
     collector.watch(EngineIdentity("17", "m", 0))
     assert samples(collector)
@@ -74,7 +98,7 @@ def test_an_engine_that_ended_is_not_shown(folder: Path) -> None:
 def test_a_link_in_the_files_place_is_not_followed(folder: Path) -> None:
     target = folder / "target"
     target.write_text("precious")
-    (folder / "vllm-dsv4-17-0.ring").symlink_to(target)
+    (folder / "vllm-dsv4-17-0.new").symlink_to(target)
     with pytest.raises(OSError, match="symbolic links"):
         Board(folder / "vllm-dsv4-17-0.ring")
     assert target.read_text() == "precious"
@@ -89,6 +113,7 @@ def test_the_line_says_when_requests_have_to_wait() -> None:
 
 
 PUBLISH = """
+from types import SimpleNamespace as Config
 from vllm_dsv4 import metrics
 engine = metrics.EngineIdentity("17", "m", 0)
 ring = metrics.RingMetrics.__new__(metrics.RingMetrics)
@@ -97,6 +122,13 @@ for hits in (3, 5):
     reading = metrics.RingReading(slots=8, slots_in_use=hits, snapshot_hits=hits)
     ring._set_shared_values(engine, reading)
     ring._published = reading
+metrics.show_on_metrics(
+    Config(
+        instance_id="17",
+        model_config=Config(served_model_name="m"),
+        parallel_config=Config(data_parallel_index=0),
+    )
+)
 """
 
 SHOW = """
