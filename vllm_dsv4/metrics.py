@@ -129,8 +129,8 @@ def _folder() -> Path:
 class Board:
     """The file that carries a reading, locked as long as its writer lives.
 
-    It goes when its writer does. Where a process is killed, the next engine of this host finds the
-    file without a lock and removes it.
+    It goes when its writer does, or the API server. Where both are killed, the next engine of this
+    host finds the file without a lock and removes it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -267,8 +267,7 @@ class RingCollector(Collector):
     def collect(self) -> Iterator[Family]:
         families = _families()
         for instance, model_name in self._watched.items():
-            # vLLM appends to the instance for each data-parallel rank.
-            for path in sorted(_folder().glob(f"{FILE_PREFIX}{instance}*.ring")):
+            for path in _boards_of(instance):
                 reading = Board.read(path)
                 if reading is None:
                     continue
@@ -280,6 +279,16 @@ class RingCollector(Collector):
                     every_slot_lent = reading.slots_in_use == reading.slots
                     families[WAITING].add_metric(labels, waiting if every_slot_lent else 0)
         yield from families.values()
+
+    def remove_boards(self) -> None:
+        for instance in self._watched:
+            for path in _boards_of(instance):
+                path.unlink(missing_ok=True)
+
+
+def _boards_of(instance: str) -> list[Path]:
+    """Files of an instance's engines. vLLM appends to the instance for each data-parallel rank."""
+    return sorted(_folder().glob(f"{FILE_PREFIX}{instance}*.ring"))
 
 
 def _families() -> dict[str, Family]:
@@ -305,8 +314,8 @@ def _waiting(labels: tuple[str, str]) -> float | None:
 def _collector() -> RingCollector:
     collector = RingCollector()
     REGISTRY.register(collector)
-    # The API server ends its engine by force, then itself.
-    atexit.register(remove_dead_boards)
+    # The API server ends its engine by force, and itself before that is through.
+    atexit.register(collector.remove_boards)
     return collector
 
 
