@@ -11,6 +11,22 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".cache" / "tests"
+MARKERS = {
+    "kernels": pytest.mark.kernels,
+    "rocm": pytest.mark.kernels,
+    "engine": pytest.mark.engine,
+    "cluster": pytest.mark.cluster,
+    "soak": pytest.mark.soak,
+}
+"""The marker of every test in a folder."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        folder = item.path.relative_to(here).parts[0]
+        if folder in MARKERS:
+            item.add_marker(MARKERS[folder])
 
 
 @pytest.fixture(scope="session")

@@ -9,14 +9,6 @@ import pytest
 
 from tests.support.ray_node import RayNode, ray_node
 
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in Path(item.fspath).parents:
-            item.add_marker(pytest.mark.cluster)
-
 
 @pytest.fixture(scope="session")
 def model(tiny) -> Path:

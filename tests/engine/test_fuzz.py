@@ -18,7 +18,7 @@ import pytest
 from vllm import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
-from tests.support.engine import Answer, Engine, engine
+from tests.support.engine import Answer, Engine, answer_of, engine
 from tests.support.faithful import ROUNDING, deviation
 from tests.support.prompts import prompt
 
@@ -118,14 +118,6 @@ class Outcome:
     preemptions: int = 0
     hits: int = 0
     leaks: list[str] = field(default_factory=list)
-
-
-def answer_of(output: Any) -> Answer:
-    completion = output.outputs[0]
-    tokens = tuple(completion.token_ids)
-    entries = zip(completion.logprobs, tokens, strict=True)
-    logprobs = tuple(entry[token].logprob for entry, token in entries)
-    return Answer(tokens, logprobs, output.num_cached_tokens or 0)
 
 
 def draw(seed: int, prompts: tuple[int, ...]) -> list[Asked]:

@@ -7,7 +7,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,13 +15,6 @@ from tests.support.interpreter import mended
 from tests.support.interpreter_speed import patched_once_a_launch
 
 pretend_card()  # before a test module imports vLLM's ROCm modules
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.kernels)
 
 
 @pytest.fixture(autouse=True)

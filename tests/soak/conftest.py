@@ -6,14 +6,6 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in Path(item.fspath).parents:
-            item.add_marker(pytest.mark.soak)
-
 
 @pytest.fixture(scope="session")
 def model(tiny) -> Path:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.support.engine import Answer, engine
-
-ROOT = Path(__file__).parent.parent.parent
+from tests.support.process import read_answers, run_in_process
 
 
 def answers_of_a_process(
@@ -27,33 +25,19 @@ def answers_of_a_process(
     **options: Any,
 ) -> tuple[list[Answer], str]:
     """Greedy answers, each prompt alone, and the class of the model runner that gave them."""
-    request, result = folder / "request.json", folder / "result.json"
-    request.write_text(
-        json.dumps(
-            {
-                "model": str(model),
-                "prompts": [list(prompt) for prompt in prompts],
-                "max_tokens": max_tokens,
-                "options": options,
-            }
-        )
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.answers", str(request), str(result)],
-        cwd=ROOT,
-        env=os.environ | env,
-        capture_output=True,
-        text=True,
+    content = run_in_process(
+        "tests.support.answers",
+        folder,
+        os.environ | env,
+        {
+            "model": str(model),
+            "prompts": [list(prompt) for prompt in prompts],
+            "max_tokens": max_tokens,
+            "options": options,
+        },
         timeout=900,
-        check=False,
     )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    content = json.loads(result.read_text())
-    answers = [
-        Answer(tuple(item["tokens"]), tuple(item["logprobs"]), item["cached"])
-        for item in content["answers"]
-    ]
-    return answers, content["runner"]
+    return read_answers(content), content["runner"]
 
 
 def main(request: Path, result: Path) -> None:

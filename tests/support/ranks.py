@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.engine import Answer
+from tests.support.process import read_answers, run_in_process
 from tests.support.server import environment
 
-ROOT = Path(__file__).parent.parent.parent
 EVERY = 4
 """Steps between two looks."""
 
@@ -55,36 +54,20 @@ def run_of_ranks(
     **options: Any,
 ) -> RankRun:
     """Answers of an engine with these options, all prompts submitted at once."""
-    request, result = folder / "request.json", folder / "result.json"
-    request.write_text(
-        json.dumps(
-            {
-                "model": str(model),
-                "prompts": [list(prompt) for prompt in prompts],
-                "max_tokens": max_tokens,
-                "options": options,
-            }
-        )
-    )
     inside = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "WARNING"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.ranks", str(request), str(result)],
-        cwd=ROOT,
-        env=environment() | inside | env,
-        capture_output=True,
-        text=True,
+    content = run_in_process(
+        "tests.support.ranks",
+        folder,
+        environment() | inside | env,
+        {
+            "model": str(model),
+            "prompts": [list(prompt) for prompt in prompts],
+            "max_tokens": max_tokens,
+            "options": options,
+        },
         timeout=600,
-        check=False,
     )
-    assert done.returncode == 0, f"{done.returncode}: {done.stdout[-4000:]}{done.stderr[-4000:]}"
-    content = json.loads(result.read_text())
-    return RankRun(
-        answers=[
-            Answer(tuple(item["tokens"]), tuple(item["logprobs"]), item["cached"])
-            for item in content["answers"]
-        ],
-        looks=[Look(**look) for look in content["looks"]],
-    )
+    return RankRun(answers=read_answers(content), looks=[Look(**look) for look in content["looks"]])
 
 
 def look_at_rank(worker: Any) -> tuple[dict[str, int], dict[str, str]]:

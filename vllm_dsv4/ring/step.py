@@ -6,6 +6,7 @@ Pure torch on whatever device the inputs are; no vLLM.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -69,7 +70,7 @@ class RingStep:
     def num_tokens(self) -> int:
         return self.positions.shape[0]
 
-    @property
+    @cached_property
     def token_slots(self) -> torch.Tensor:
         """int64 ``[num_tokens]``, the slot of each token."""
         return self.slots[self.token_to_req].to(torch.int64)
