@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from vllm.platforms.cpu import CpuPlatform
 
 from vllm_dsv4.fixes import triton_interpreter
+from vllm_dsv4.log import get_logger
 from vllm_dsv4.platforms.common import (
     RingPlatform,
     note_what_passes_through,
@@ -16,6 +17,8 @@ from vllm_dsv4.platforms.common import (
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+logger = get_logger(__name__)
 
 if triton_interpreter.wanted():
     triton_interpreter.install()
@@ -44,6 +47,11 @@ class Dsv4CpuPlatform(RingPlatform, CpuPlatform):
         max_num_batched_tokens = scheduler.max_num_batched_tokens
         prefix_caching = vllm_config.cache_config.enable_prefix_caching
         super().check_and_update_config(vllm_config)
+        if scheduler.enable_chunked_prefill != chunked:
+            logger.info_once(
+                "Chunked prefill and prefix caching stay as they were asked for: what vLLM says "
+                "about disabling them holds for its own path, and rings need no AMX."
+            )
         scheduler.enable_chunked_prefill = chunked
         scheduler.max_num_batched_tokens = max_num_batched_tokens
         vllm_config.cache_config.enable_prefix_caching = prefix_caching

@@ -130,13 +130,6 @@ class StagingPlan:
             target=flat_row(slots, positions, self.rows),
         )
 
-    @property
-    def num_staging_rows(self) -> int:
-        """Rows of the staging buffer that this step uses."""
-        if self.num_prefill_tokens == 0:
-            return 0
-        return int(self._tail_base[-1] + self._end[-1] - self._tail_first[-1])
-
     @cached_property
     def _prefill_slots(self) -> torch.Tensor:
         return self.step.slots[self.step.num_decodes :].to(torch.int64)
