@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from vllm_dsv4.checkpoint.check import CheckedWeights, CheckpointError
+from vllm_dsv4.checkpoint.expected import expected_tensors
+from vllm_dsv4.ring.geometry import layer_ratios
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from vllm.config import VllmConfig
 
 
 class WrongPlatformError(RuntimeError):
@@ -35,4 +43,53 @@ def local_ratios(attentions: Iterable[Any]) -> tuple[int, ...]:
     return tuple(
         0 if attention.compress_ratio <= 1 else int(attention.compress_ratio)
         for attention in attentions
+    )
+
+
+class LoadsWholeCheckpoint:
+    """Mixin for a model: its first load must find all that ``config.json`` asks for, and fit.
+
+    Only the first: whoever updates the weights of a running engine sends some of them, in calls
+    of his own. ``expect_checkpoint`` arms it, at the end of the constructor.
+    """
+
+    _expected: VllmConfig | None = None
+    _drafts = False
+
+    def expect_checkpoint(self, vllm_config: VllmConfig, drafts: bool = False) -> None:
+        """Check the next load. Args: drafts: this model has the draft layers, and no others."""
+        if vllm_config.load_config.load_format != "dummy":
+            self._expected, self._drafts = vllm_config, drafts
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        vllm_config, self._expected = self._expected, None
+        if vllm_config is None:
+            return super().load_weights(weights)  # type: ignore[misc]
+        checked = checked_weights(weights, vllm_config, self._drafts)
+        try:
+            loaded: set[str] = super().load_weights(checked)  # type: ignore[misc]
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise checked.explain(error) from error
+        checked.check_complete()
+        checked.check_scaled((name for name, _ in self.named_parameters()), loaded)  # type: ignore[attr-defined]
+        return loaded
+
+
+def checked_weights(
+    weights: Iterable[tuple[str, Tensor]], vllm_config: VllmConfig, drafts: bool
+) -> CheckedWeights:
+    """``weights`` with the checks that this configuration calls for."""
+    hf_config = vllm_config.model_config.hf_config
+    expected = expected_tensors(hf_config, layer_ratios(hf_config), drafts)
+    parallel = vllm_config.parallel_config
+    if parallel.enable_expert_parallel and parallel.enable_ep_weight_filter:
+        # vLLM leaves other ranks' experts in the file.
+        expected = {name: spec for name, spec in expected.items() if ".ffn.experts." not in name}
+    return CheckedWeights(
+        weights,
+        expected,
+        quantisation=getattr(hf_config, "quantization_config", None),
+        where=vllm_config.model_config.model,
     )

@@ -9,7 +9,7 @@ from vllm.models.deepseek_v4.cpu.model import DeepseekV4ForCausalLM as VllmDeeps
 
 from vllm_dsv4.attention.cpu import put_on_rings
 from vllm_dsv4.attention.cpu_staging import Staging, staging_bytes
-from vllm_dsv4.models.common import local_ratios, require_our_platform
+from vllm_dsv4.models.common import LoadsWholeCheckpoint, local_ratios, require_our_platform
 from vllm_dsv4.models.released import LoadsReleasedForm, bf16_config, must_dequantise
 from vllm_dsv4.refusals import check_rings_fit
 from vllm_dsv4.ring.arena import RingArena
@@ -43,7 +43,7 @@ def put_model_on_rings(
     return arena
 
 
-class DeepseekV4ForCausalLM(LoadsReleasedForm, VllmDeepseekV4ForCausalLM):
+class DeepseekV4ForCausalLM(LoadsWholeCheckpoint, LoadsReleasedForm, VllmDeepseekV4ForCausalLM):
     """vLLM's CPU model with every window and compressor-state cache replaced by a ring."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
@@ -53,3 +53,4 @@ class DeepseekV4ForCausalLM(LoadsReleasedForm, VllmDeepseekV4ForCausalLM):
         self.dequantise = must_dequantise(vllm_config)
         attentions = [m for m in self.modules() if isinstance(m, DeepseekV4CPUAttention)]
         self.arena = put_model_on_rings(attentions, vllm_config)
+        self.expect_checkpoint(vllm_config)

@@ -7,8 +7,6 @@ two fused kernels; names and loading of the weights are theirs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import nn
 from vllm.config import VllmConfig
@@ -23,10 +21,9 @@ from vllm.models.deepseek_v4.cpu.cpu_sparse import DeepseekV4CPUAttention
 from vllm.models.deepseek_v4.cpu.model import DeepseekV4DecoderLayer
 from vllm.models.deepseek_v4.xpu.mtp import DeepSeekV4MTP as VllmDeepSeekV4MTP
 
-from vllm_dsv4.checkpoint.dequantise import dequantised
-from vllm_dsv4.models.common import require_our_platform
+from vllm_dsv4.models.common import LoadsWholeCheckpoint, require_our_platform
 from vllm_dsv4.models.cpu import put_model_on_rings
-from vllm_dsv4.models.released import bf16_config, must_dequantise
+from vllm_dsv4.models.released import LoadsReleasedForm, bf16_config, must_dequantise
 from vllm_dsv4.ring.arena import RingArena
 
 
@@ -133,7 +130,7 @@ class DraftStack(nn.Module):
         return self.logits_processor(layer.shared_head.head, layer.hidden(hidden_states))
 
 
-class DeepSeekV4MTP(VllmDeepSeekV4MTP):
+class DeepSeekV4MTP(LoadsWholeCheckpoint, LoadsReleasedForm, VllmDeepSeekV4MTP):
     """vLLM's draft model with the stack above."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
@@ -146,9 +143,7 @@ class DeepSeekV4MTP(VllmDeepSeekV4MTP):
         self.model = DraftStack(vllm_config=config, prefix=maybe_prefix(prefix, "model"))
         attentions = [m for m in self.modules() if isinstance(m, DeepseekV4CPUAttention)]
         self.arena: RingArena = put_model_on_rings(attentions, vllm_config)
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        return super().load_weights(dequantised(weights) if self.dequantise else weights)
+        self.expect_checkpoint(vllm_config, drafts=True)
 
     def finalize_mega_moe_weights(self) -> None:
         """Nothing to do: no experts are fused across ranks."""

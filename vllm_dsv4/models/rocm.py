@@ -11,7 +11,7 @@ from vllm.platforms import current_platform
 
 from vllm_dsv4.attention.rocm import RocmParts, put_on_rings
 from vllm_dsv4.attention.rocm_queries import QueryRotation
-from vllm_dsv4.models.common import local_ratios, require_our_platform
+from vllm_dsv4.models.common import LoadsWholeCheckpoint, local_ratios, require_our_platform
 from vllm_dsv4.refusals import check_rings_fit
 from vllm_dsv4.ring.arena import RingArena
 from vllm_dsv4.ring.plan import ring_geometry
@@ -39,10 +39,11 @@ def put_model_on_rings(model: nn.Module, vllm_config: VllmConfig) -> RingArena:
     return arena
 
 
-class DeepseekV4ForCausalLM(VllmDeepseekV4ForCausalLM):
+class DeepseekV4ForCausalLM(LoadsWholeCheckpoint, VllmDeepseekV4ForCausalLM):
     """vLLM's ROCm model with every window and compressor-state cache replaced by a ring."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         require_our_platform()
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.arena = put_model_on_rings(self, vllm_config)
+        self.expect_checkpoint(vllm_config)
