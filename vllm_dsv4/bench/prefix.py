@@ -89,7 +89,7 @@ def traces(quick: bool) -> list[Trace]:
         Trace("chat", f"Chat, {count} users, {turns} turns", chats(count, turns)),
         Trace("long", "8 long sessions, interleaved", long_sessions(8, long_turns, start)),
         Trace("crowd", f"Chat, {len(crowd)} users, {few} slots", crowd, few),
-        Trace("more", f"The same, {4 * len(crowd)} snapshots", crowd, few, 4 * len(crowd)),
+        Trace("more", f"The same, {2 * len(crowd)} snapshots", crowd, few, 2 * len(crowd)),
     ]
 
 

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
     from vllm_dsv4.ring.spec import RingSpec
 
-DEFAULT_SNAPSHOTS = 64
-"""Least snapshot slots: what counts is sessions that come back, not sequences that run."""
+DEFAULT_SNAPSHOTS = (64, 512)
+"""Least and most snapshot slots by default. What counts is sessions that come back, of which there
+are several for each sequence that runs."""
+SNAPSHOTS_PER_SLOT = 4
 
 RETENTION_KEY = "vllm_dsv4_snapshot_interval"
 """Key in ``additional_config``, which travels to every worker with the configuration."""
@@ -49,13 +51,14 @@ def ring_geometry(
 
 
 def num_snapshots(vllm_config: VllmConfig, num_slots: int, settings: Settings) -> int:
-    """Snapshot slots: what the user asked for, else enough for a session of every running
-    sequence and never fewer than ``DEFAULT_SNAPSHOTS``; none without prefix caching."""
+    """Snapshot slots: what the user asked for, else ``SNAPSHOTS_PER_SLOT`` for each slot within
+    ``DEFAULT_SNAPSHOTS``, and never fewer than slots; none without prefix caching."""
     if not vllm_config.cache_config.enable_prefix_caching:
         return 0
     if settings.snapshot_slots is not None:
         return settings.snapshot_slots
-    return max(DEFAULT_SNAPSHOTS, num_slots)
+    least, most = DEFAULT_SNAPSHOTS
+    return max(least, min(SNAPSHOTS_PER_SLOT * num_slots, most), num_slots)
 
 
 def snapshot_interval(vllm_config: VllmConfig, settings: Settings) -> int:

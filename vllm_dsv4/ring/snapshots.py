@@ -3,7 +3,8 @@
 A ring is not addressed by content: after a hit, the slot holds somebody else's rows. A snapshot is
 a slot-shaped copy, taken where a paged block ends, findable by that block's hash. vLLM's
 ``BlockPool`` does the hashing, the reference counts and the LRU order; this module decides when a
-snapshot is taken, when others may find it, and when it is dropped:
+snapshot is taken, when others may find it, and when it is dropped (``eviction`` says which one
+makes room for another):
 
 * taken at the prompt's last reusable boundaries, every ``interval`` tokens of the prompt, where
   vLLM found a shared prefix that no snapshot covers, and at each boundary crossed while decoding
@@ -24,6 +25,8 @@ from typing import TYPE_CHECKING
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHashList, KVCacheBlock, resolve_block_hashes
 
+from vllm_dsv4.ring.eviction import EvictionOrder, Snapshot
+
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
@@ -40,11 +43,15 @@ class SnapshotCounters:
 
 @dataclass
 class _Order:
-    """A snapshot under way: ``block`` is to hold the slot as it is after ``boundary`` blocks."""
+    """A snapshot under way: ``block`` is to hold the slot as it is after ``boundary`` blocks.
+
+    ``shared``: several sessions are to start from it, not only the next turn of this one.
+    """
 
     boundary: int
     block: KVCacheBlock
     from_decode: bool
+    shared: bool
     written: bool = False
 
 
@@ -54,10 +61,14 @@ class _Life:
 
     request: Request
     scheduled_tokens: int
+    source: Snapshot | None
+    """The one that it started from."""
     named: int = 0
     """Last boundary that the request's row names, with or without an order."""
     orders: list[_Order] = field(default_factory=list)
     latest: _Order | None = None
+    left: list[Snapshot] = field(default_factory=list)
+    """Those that it made findable."""
 
 
 class SnapshotBook:
@@ -84,6 +95,7 @@ class SnapshotBook:
         self.pool = BlockPool(
             num_gpu_blocks=num_snapshots + 1, enable_caching=True, hash_block_size=hash_block_size
         )
+        self.eviction = EvictionOrder(self.pool)
         self.first_slot = first_slot
         self.block_size = block_size
         self.group_id = group_id
@@ -93,7 +105,7 @@ class SnapshotBook:
         """Of each running request, the scheduled tokens from which ``advance`` has work to do."""
         self._lives: dict[str, _Life] = {}
         self._ordering: dict[str, _Life] = {}  # those with orders under way
-        self._pinned: dict[str, KVCacheBlock] = {}
+        self._pinned: dict[str, Snapshot] = {}
 
     def slot_of(self, block: KVCacheBlock) -> int:
         """Slot number of a snapshot, as workers address it."""
@@ -102,7 +114,7 @@ class SnapshotBook:
     def pin_source(self, request_id: str, snapshot: KVCacheBlock) -> int:
         """Keep a snapshot that was hit until its copy has been scheduled; return its slot."""
         self.pool.touch([snapshot])
-        self._pinned[request_id] = snapshot
+        self._pinned[request_id] = self.eviction.hit(snapshot)
         self.counters.hits += 1
         return self.slot_of(snapshot)
 
@@ -116,12 +128,13 @@ class SnapshotBook:
         Returns:
             Boundary to snapshot slot, for the row.
         """
-        life = _Life(request, scheduled_tokens)
+        life = _Life(request, scheduled_tokens, self._pinned.get(request.request_id))
         self._lives[request.request_id] = life
         self.counters.lookups += 1
-        for boundary in self._prompt_boundaries(request):
+        shared = self._shared_boundaries(request)
+        for boundary in sorted(shared | self._own_boundaries(request)):
             if boundary > hit_blocks:
-                self._order(life, boundary, from_decode=False)
+                self._order(life, boundary, from_decode=False, shared=boundary in shared)
         life.named = max(scheduled_tokens, request.num_tokens) // self.block_size
         self._after_scheduling(life)
         return {order.boundary: self.slot_of(order.block) for order in life.orders}
@@ -150,7 +163,7 @@ class SnapshotBook:
 
     def new_step(self) -> None:
         """The previous step is on its way: publish what it wrote, unpin what it copied."""
-        self.pool.free_blocks(self._pinned.values())
+        self.pool.free_blocks(source.block for source in self._pinned.values())
         self._pinned.clear()
         for request_id, life in list(self._ordering.items()):
             for order in [o for o in life.orders if self._is_final(life, o)]:
@@ -166,7 +179,7 @@ class SnapshotBook:
         """The request ended or was preempted: publish what is final, drop the rest."""
         source = self._pinned.pop(request_id, None)
         if source is not None:
-            self.pool.free_blocks([source])
+            self.pool.free_blocks([source.block])
         life = self._lives.pop(request_id, None)
         if life is None:
             return
@@ -182,6 +195,8 @@ class SnapshotBook:
                 self._publish(life, order)
             else:
                 self.pool.free_blocks([order.block])
+        if executed:
+            self.eviction.supersede(life.source, life.left)
 
     def num_pinned(self) -> int:
         """Snapshot slots that cannot be evicted now."""
@@ -191,33 +206,52 @@ class SnapshotBook:
         """What ``num_pinned`` must be, counted from the requests' side."""
         held = {order.block.block_id for life in self._lives.values() for order in life.orders}
         held |= {life.latest.block.block_id for life in self._lives.values() if life.latest}
-        return len(held | {block.block_id for block in self._pinned.values()})
+        return len(held | self._pinned_sources())
 
-    def _prompt_boundaries(self, request: Request) -> list[int]:
-        """Boundaries of the prompt worth a snapshot, ascending.
+    def _own_boundaries(self, request: Request) -> set[int]:
+        """Boundaries of the prompt that the session itself resumes from.
 
         Resending the same prompt resumes at the last boundary before its last token, a longer
         prompt at its last full block; they differ on a prompt of whole blocks.
         """
         prompt = request.num_prompt_tokens
-        wanted = {(prompt - 1) // self.block_size, prompt // self.block_size}
-        if self.interval_blocks:
-            wanted |= set(range(self.interval_blocks, max(wanted) + 1, self.interval_blocks))
-        if request.shared_prefix_boundary:
-            wanted.add(request.shared_prefix_boundary // self.block_size)
         # A resumed request prefills its own output too.
-        wanted.add((request.num_tokens - 1) // self.block_size)
-        return sorted(boundary for boundary in wanted if boundary > 0)
+        ends = (prompt - 1, prompt, request.num_tokens - 1)
+        return {end // self.block_size for end in ends} - {0}
 
-    def _order(self, life: _Life, boundary: int, from_decode: bool) -> _Order | None:
-        """Take a snapshot slot, evicting the least recently used; None if all are pinned."""
+    def _shared_boundaries(self, request: Request) -> set[int]:
+        """Boundaries of the prompt for other sessions: asked for by interval, or seen by vLLM."""
+        shared: set[int] = set()
+        if self.interval_blocks:
+            last = request.num_prompt_tokens // self.block_size
+            shared |= set(range(self.interval_blocks, last + 1, self.interval_blocks))
+        if request.shared_prefix_boundary:
+            shared.add(request.shared_prefix_boundary // self.block_size)
+        return shared - {0}
+
+    def _order(
+        self, life: _Life, boundary: int, from_decode: bool, shared: bool = False
+    ) -> _Order | None:
+        """Take a snapshot slot: an empty one, else a spent snapshot's, else that of the least
+        recently used; None if all are pinned."""
         if self._is_cached(life.request, boundary) or self.pool.get_num_free_blocks() == 0:
             return None
         cached_before = len(self.pool.cached_block_hash_to_block)
-        order = _Order(boundary, self.pool.get_new_blocks(1)[0], from_decode)
+        block = None if self._num_empty() else self.eviction.take_spent()
+        if block is None:
+            (block,) = self.pool.get_new_blocks(1)
+        order = _Order(boundary, block, from_decode, shared)
         self.counters.evictions += cached_before - len(self.pool.cached_block_hash_to_block)
         life.orders.append(order)
         return order
+
+    def _num_empty(self) -> int:
+        """Free snapshot slots that hold nothing findable."""
+        cached = len(self.pool.cached_block_hash_to_block)
+        return self.pool.get_num_free_blocks() - (cached - len(self._pinned_sources()))
+
+    def _pinned_sources(self) -> set[int]:
+        return {source.block.block_id for source in self._pinned.values()}
 
     def _is_cached(self, request: Request, boundary: int) -> bool:
         hashes = self._hashes(request)
@@ -265,6 +299,7 @@ class SnapshotBook:
                 kv_cache_group_id=self.group_id,
             )
             self.counters.taken += 1
+            life.left.append(self.eviction.publish(order.block, boundary, order.shared))
         self.pool.free_blocks([order.block])
 
     def _hashes(self, request: Request) -> BlockHashList:
