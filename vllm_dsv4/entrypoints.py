@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import sys
 from importlib import metadata
+from importlib.util import find_spec
 
 from vllm_dsv4.settings import SettingError, read_settings
 from vllm_dsv4.versions import SUPPORTED_VLLM, unsupported_reason
@@ -96,7 +97,8 @@ def _build_kind() -> str | None:
     except metadata.PackageNotFoundError:
         return None
     if "cpu" in version:
-        return "cpu"
+        # vLLM's own platform for AMD Zen serves other models better than ours would.
+        return None if find_spec("zentorch") else "cpu"
     return "rocm" if _has_amd_card() else None
 
 

@@ -95,3 +95,12 @@ assert not heavy, heavy
 def test_choosing_the_platform_imports_nothing_of_vllm_or_torch() -> None:
     done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_vllms_platform_for_amd_zen_is_left_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert entrypoints.platform() == entrypoints.CPU_PLATFORM
+    (tmp_path / "zentorch.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert entrypoints.platform() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 from vllm import ModelRegistry
@@ -30,6 +31,8 @@ def fill(found: Diagnosis) -> list[str]:
             f"the live platform is {found.platform}, not one of ours: the platform entry point "
             "did not take effect."
         )
+        if find_spec("zentorch"):
+            reasons.append("zentorch is installed: vLLM's platform for AMD Zen is left in place.")
     load_general_plugins()
     model = _model_class()
     found.model = _name(model)
