@@ -34,8 +34,8 @@ def require_our_platform() -> None:
             f"the vllm_dsv4 model was loaded on {cls.__module__}.{cls.__name__}, not on a "
             "vllm_dsv4 platform: the plugin's platform entry point did not take effect in this "
             "process. Check VLLM_PLUGINS (it must be unset or name dsv4), VLLM_TARGET_DEVICE "
-            "(it must be unset) and zentorch (whose platform for AMD Zen we leave in place), or run "
-            "`vllm-dsv4 doctor`; VLLM_DSV4_RING=0 serves without rings."
+            "(it must be unset) and zentorch (whose platform for AMD Zen we leave in place), or "
+            "run `vllm-dsv4 doctor`; VLLM_DSV4_RING=0 serves without rings."
         )
 
 
