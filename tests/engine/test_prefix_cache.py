@@ -31,6 +31,8 @@ class Results:
     together: list[Answer] = field(default_factory=list)
     turns: list[tuple[list[int], Answer]] = field(default_factory=list)
     cold_turns: list[Answer] = field(default_factory=list)
+    skipped: list[Answer] = field(default_factory=list)
+    around_a_reset: list[Answer] = field(default_factory=list)
 
 
 def _warm_up(running: Engine) -> None:
@@ -57,6 +59,10 @@ def results(model: Path) -> Results:
             (answer,) = running.generate([history], max_tokens=90)
             found.turns.append((list(history), answer))
             history = [*history, *answer.tokens, *prompt(40, seed=turn)]
+        again = [question(*CASES[0])]
+        found.skipped = running.generate(again, max_tokens=16, skip_reading_prefix_cache=True)
+        assert running.llm.reset_prefix_cache()
+        found.around_a_reset = running.one_by_one(again * 2, max_tokens=16)
         running.ring_manager.check_integrity()
     with engine(model, **CACHED) as running:
         _warm_up(running)
@@ -104,6 +110,18 @@ def test_a_chat_hits_its_own_answers(results: Results) -> None:
 def test_requests_that_hit_one_snapshot_together(results: Results) -> None:
     for case, answer in zip(CASES, results.together, strict=True):
         assert answer.tokens == results.cold[case].tokens[:1], case
+
+
+def test_a_request_that_skips_the_cache_is_computed_whole(results: Results) -> None:
+    (answer,) = results.skipped
+    assert answer == results.cold[CASES[0]]
+
+
+def test_after_a_reset_nothing_is_hit_until_it_was_computed_again(results: Results) -> None:
+    first, second = results.around_a_reset
+    assert (first.cached, second.cached) == (0, CASES[0][0])
+    assert first == results.cold[CASES[0]]
+    assert (second.tokens, second.logprobs) == (first.tokens, first.logprobs)
 
 
 def test_a_tree_of_prefixes_over_three_snapshots(model: Path) -> None:
