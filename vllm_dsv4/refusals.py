@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vllm_dsv4.checkpoint.expected import SIZES
 from vllm_dsv4.ring import geometry
 from vllm_dsv4.ring.plan import ring_geometry, snapshot_interval
 from vllm_dsv4.settings import read_settings
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla")
 INDEXER_DTYPES = ("auto", "fp8")
+DTYPE = "bfloat16"
+DRAFTS_WITHOUT_A_MODEL = ("ngram", "ngram_gpu", "suffix", "custom_class")
+"""Methods whose drafts need no cache of their own."""
 PAGED_PATH = "or serve without rings with VLLM_DSV4_RING=0"
 GIB = 1 << 30
 
@@ -67,6 +71,18 @@ def check_hybrid_manager(config: VllmConfig) -> None:
         )
 
 
+def check_dtype(config: VllmConfig) -> None:
+    """vLLM's DSV4 attention is for bf16; what it would make of others, nobody checked."""
+    dtype = str(config.model_config.dtype).removeprefix("torch.")
+    if dtype != DTYPE:
+        raise Refusal(
+            "--dtype",
+            dtype,
+            "DeepSeek-V4's attention reads and writes bfloat16",
+            f"Set it to {DTYPE}: `auto` takes the type of config.json",
+        )
+
+
 def check_kv_cache_dtype(config: VllmConfig) -> None:
     """Window rows are kept in fp8_ds_mla."""
     dtype = config.cache_config.cache_dtype
@@ -92,15 +108,47 @@ def check_indexer_dtype(config: VllmConfig) -> None:
 
 
 def check_speculation(config: VllmConfig) -> None:
-    """A non-causal draft reads rows that a verify step has not written."""
+    """V4's own draft layers have rings; a draft without a model needs none."""
     speculative = config.speculative_config
-    if speculative is not None and speculative.use_dspark():
+    if speculative is None or speculative.method in DRAFTS_WITHOUT_A_MODEL:
+        return
+    flag, remedy = "--speculative-config method", f"Use mtp or ngram, {PAGED_PATH}"
+    if speculative.use_dspark():
+        reason = "its draft attends to later tokens of its own block, which rings do not keep"
+        raise Refusal(flag, speculative.method, reason, remedy)
+    if speculative.method != "mtp":
+        reason = "no draft model but DeepSeek-V4's own draft layers has been served beside rings"
+        raise Refusal(flag, speculative.method, reason, remedy)
+    draft = speculative.draft_model_config
+    if not getattr(draft.hf_config, "num_nextn_predict_layers", None):
+        reason = f"the draft checkpoint {draft.model} has no draft layers (num_nextn_predict_layers)"
+        raise Refusal(flag, speculative.method, reason, f"Use ngram, {PAGED_PATH}")
+
+
+def check_kv_memory(config: VllmConfig) -> None:
+    """vLLM takes a negative size for one that was asked for."""
+    size = config.cache_config.kv_cache_memory_bytes
+    if size is not None and size < 0:
         raise Refusal(
-            "--speculative-config method",
-            speculative.method,
-            "its draft attends to later tokens of its own block, which rings do not keep",
-            f"Use mtp or ngram, {PAGED_PATH}",
+            "--kv-cache-memory-bytes",
+            size,
+            "pages cannot take fewer than no bytes",
+            "Give their size, or leave the flag out and have vLLM measure what is free",
         )
+
+
+def check_sizes(config: VllmConfig) -> None:
+    """Every size that a tensor's shape depends on is there, so that each tensor can be checked."""
+    hf = config.model_config.hf_config
+    for name in SIZES.values():
+        value = getattr(hf, name, None)
+        if not isinstance(value, int) or value < 1:
+            raise Refusal(
+                f"config.json {name}",
+                repr(value),
+                "it counts something, and must be a whole number of 1 or more",
+                "Check the checkpoint: its config.json is damaged, or another model's",
+            )
 
 
 def check_shape(config: VllmConfig) -> None:
@@ -116,7 +164,7 @@ def check_shape(config: VllmConfig) -> None:
         if value != expected:
             raise Refusal(
                 f"config.json {name}",
-                value,
+                repr(value),
                 f"DeepSeek-V4 has {expected}, and rows are laid out for it",
                 f"Check the checkpoint, {PAGED_PATH}",
             )
@@ -152,9 +200,12 @@ CHECKS = (
     check_context_parallel,
     check_kv_connector,
     check_hybrid_manager,
+    check_dtype,
     check_kv_cache_dtype,
     check_indexer_dtype,
     check_speculation,
+    check_kv_memory,
+    check_sizes,
     check_shape,
     check_snapshots,
     check_geometry,
@@ -182,14 +233,34 @@ def check_rings_fit(ring_bytes: int, config: VllmConfig, memory: int, what: str)
     kv_bytes = config.cache_config.kv_cache_memory_bytes or 0
     if ring_bytes + kv_bytes <= memory:
         return
-    seqs = config.scheduler_config.max_num_seqs
     asked = f"{ring_bytes / GIB:.2f} GiB of rings"
     if kv_bytes:
         asked += f" and {kv_bytes / GIB:.2f} GiB of pages (--kv-cache-memory-bytes)"
+    flag, value = _largest_part(ring_bytes, kv_bytes, config)
     raise Refusal(
-        "--max-num-seqs",
-        seqs,
+        flag,
+        value,
         f"{asked} are asked for, and {memory / GIB:.2f} GiB are there ({what})",
-        "Lower --max-num-seqs, VLLM_DSV4_SLOTS, VLLM_DSV4_SNAPSHOT_SLOTS or "
-        "--kv-cache-memory-bytes; `vllm-dsv4 plan` suggests values that fit",
+        f"Lower {flag}, or another of --max-num-seqs, VLLM_DSV4_SLOTS, VLLM_DSV4_SNAPSHOT_SLOTS, "
+        "num_speculative_tokens and --kv-cache-memory-bytes; `vllm-dsv4 plan` suggests values "
+        "that fit",
     )
+
+
+def _largest_part(ring_bytes: int, kv_bytes: int, config: VllmConfig) -> tuple[str, object]:
+    """The flag that most of the memory was asked for by, and its value."""
+    settings, sizes = read_settings(), ring_geometry(config)
+    snapshots = sizes.num_snapshots * sizes.bytes_per_snapshot
+    slots = sizes.total_bytes - snapshots
+    scheduler = config.scheduler_config
+    if kv_bytes > ring_bytes:
+        return "--kv-cache-memory-bytes", kv_bytes
+    if ring_bytes - sizes.total_bytes > sizes.total_bytes:
+        return "--max-num-batched-tokens", scheduler.max_num_batched_tokens
+    if settings.snapshot_slots is not None and snapshots > slots:
+        return "VLLM_DSV4_SNAPSHOT_SLOTS", settings.snapshot_slots
+    if sizes.lookahead > geometry.SWA_WINDOW:
+        return "--speculative-config num_speculative_tokens", sizes.lookahead
+    if settings.slots is not None:
+        return "VLLM_DSV4_SLOTS", settings.slots
+    return "--max-num-seqs", scheduler.max_num_seqs

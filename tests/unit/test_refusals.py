@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from vllm_dsv4 import refusals
+from vllm_dsv4.checkpoint.expected import SIZES
 from vllm_dsv4.refusals import Refusal
 from vllm_dsv4.settings import SettingError, read_settings
 
@@ -24,13 +25,16 @@ def config(**changes: Any) -> Any:
         index_head_dim=128,
         num_hidden_layers=5,
         compress_ratios=[0, 0, 4, 128, 4],
+        **dict.fromkeys(set(SIZES.values()) - {"head_dim", "index_head_dim"}, 64),
     )
     parts = {
-        "model_config": SimpleNamespace(hf_config=hf, max_model_len=4096),
+        "model_config": SimpleNamespace(hf_config=hf, max_model_len=4096, dtype="torch.bfloat16"),
         "parallel_config": SimpleNamespace(
             decode_context_parallel_size=1, prefill_context_parallel_size=1
         ),
-        "scheduler_config": SimpleNamespace(max_num_seqs=16, disable_hybrid_kv_cache_manager=False),
+        "scheduler_config": SimpleNamespace(
+            max_num_seqs=16, max_num_batched_tokens=2048, disable_hybrid_kv_cache_manager=False
+        ),
         "cache_config": SimpleNamespace(
             cache_dtype="auto",
             block_size=256,
@@ -75,6 +79,11 @@ def test_a_sound_configuration_is_accepted() -> None:
          "--attention-config indexer_kv_dtype", "mxfp4", "auto, fp8"),
         ({"speculative_config": SimpleNamespace(method="dspark", use_dspark=lambda: True)},
          "--speculative-config method", "dspark", "ngram"),
+        ({"model_config__dtype": "torch.float16"}, "--dtype", "float16", "Set it to bfloat16"),
+        ({"model_config__dtype": "torch.float32"}, "--dtype", "float32", "Set it to bfloat16"),
+        ({"cache_config__kv_cache_memory_bytes": -1}, "--kv-cache-memory-bytes", "-1", "Give"),
+        ({"model_config__hf_config__sliding_window": -128}, "sliding_window", "-128", "checkpoint"),
+        ({"model_config__hf_config__sliding_window": "128"}, "sliding_window", "'128'", "checkpoint"),
         ({"model_config__hf_config__sliding_window": 256}, "sliding_window", "256", "checkpoint"),
         ({"model_config__hf_config__head_dim": 128}, "head_dim", "128", "checkpoint"),
         ({"model_config__hf_config__index_head_dim": None}, "index_head_dim", "None", "checkpoint"),
@@ -99,13 +108,86 @@ def test_an_unknown_ratio_is_refused_with_the_way_out() -> None:
         refusals.check_all(config(model_config__hf_config__compress_ratios=[0, 0, 8, 128, 4]))
 
 
+@pytest.mark.parametrize(
+    ("ratios", "said"),
+    [
+        (None, "compress_ratios has 0 entries for 5 layers"),
+        ([0, 0, 4], "compress_ratios has 3 entries for 5 layers"),
+        ([0, 0, "4", 128, 4], "not a list of whole numbers"),
+        ([0, 0, None, 128, 4], "not a list of whole numbers"),
+        ([0, 0, 4.5, 128, 4], "not a list of whole numbers"),
+        ("00484", "not a list of whole numbers"),
+        (4, "not a list of whole numbers"),
+        ([0, 0, -4, 128, 4], "compress_ratios holds -4"),
+    ],
+)
+def test_a_damaged_ratio_list_is_named(ratios: object, said: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"compress_ratios.*{said.removeprefix('compress_ratios')}"
+    ):
+        refusals.check_all(config(model_config__hf_config__compress_ratios=ratios))
+
+
+@pytest.mark.parametrize("layers", [None, 0, -1, "five"])
+def test_a_damaged_number_of_layers_is_named(layers: object) -> None:
+    with pytest.raises(ValueError, match=f"num_hidden_layers is {layers!r}"):
+        refusals.check_all(config(model_config__hf_config__num_hidden_layers=layers))
+
+
+@pytest.mark.parametrize("value", [None, 0, -4, "64", 2.5])
+@pytest.mark.parametrize("name", sorted(SIZES.values()))
+def test_a_size_that_is_missing_or_absurd_is_named(name: str, value: object) -> None:
+    with pytest.raises(Refusal, match=f"config.json {name}={value!r}"):
+        refusals.check_all(config(**{f"model_config__hf_config__{name}": value}))
+
+
 def test_rings_that_do_not_fit_say_what_was_asked_and_what_is_there() -> None:
-    asked = config(cache_config__kv_cache_memory_bytes=3 * GIB)
-    refusals.check_rings_fit(GIB, asked, memory=4 * GIB, what="free memory")
-    with pytest.raises(Refusal, match=r"--max-num-seqs=16: 1.50 GiB of rings and 3.00 GiB") as no:
-        refusals.check_rings_fit(GIB * 3 // 2, asked, memory=4 * GIB, what="free memory")
+    asked = config(cache_config__kv_cache_memory_bytes=GIB)
+    refusals.check_rings_fit(3 * GIB, asked, memory=4 * GIB, what="free memory")
+    with pytest.raises(Refusal, match=r": 3\.50 GiB of rings and 1\.00 GiB of pages") as no:
+        refusals.check_rings_fit(GIB * 7 // 2, asked, memory=4 * GIB, what="free memory")
     assert "4.00 GiB are there (free memory)" in str(no.value)
     assert "VLLM_DSV4_SLOTS" in str(no.value)
+
+
+MANY = 10**9
+
+
+@pytest.mark.parametrize(
+    ("change", "env", "flag", "value"),
+    [
+        ({}, {"VLLM_DSV4_SLOTS": str(MANY)}, "VLLM_DSV4_SLOTS", MANY),
+        ({"cache_config__enable_prefix_caching": True}, {"VLLM_DSV4_SNAPSHOT_SLOTS": str(MANY)},
+         "VLLM_DSV4_SNAPSHOT_SLOTS", MANY),
+        ({"scheduler_config__max_num_seqs": MANY}, {}, "--max-num-seqs", MANY),
+        ({"num_speculative_tokens": MANY}, {},
+         "--speculative-config num_speculative_tokens", MANY),
+        ({"scheduler_config__max_num_batched_tokens": MANY}, {}, "--max-num-batched-tokens", MANY),
+        ({"cache_config__kv_cache_memory_bytes": 1 << 60}, {}, "--kv-cache-memory-bytes", 1 << 60),
+    ],
+)  # fmt: skip
+def test_what_asks_for_too_much_is_named_before_anything_is_allocated(
+    change: dict[str, Any],
+    env: dict[str, str],
+    flag: str,
+    value: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``MANY`` of anything is more than any machine holds. Nothing else refuses it, and the check
+    is the first thing that the model's constructor does."""
+    from vllm_dsv4.models import cpu
+
+    for name, setting in env.items():
+        monkeypatch.setenv(name, setting)
+    asked = config(**change)
+    refusals.check_all(asked)
+    monkeypatch.setattr(cpu, "require_our_platform", lambda: None)
+    with pytest.raises(Refusal) as caught:
+        cpu.DeepseekV4ForCausalLM(vllm_config=asked)
+    message = str(caught.value)
+    assert message.startswith(f"{flag}={value}: ")
+    assert f"Lower {flag}, or" in message
+    assert "GiB are there (free memory)" in message
 
 
 @pytest.mark.parametrize(
@@ -115,6 +197,11 @@ def test_rings_that_do_not_fit_say_what_was_asked_and_what_is_there() -> None:
         ("VLLM_DSV4_SLOTS", "0", "1 or more"),
         ("VLLM_DSV4_SLOTS", "-3", "1 or more"),
         ("VLLM_DSV4_SLOTS", "many", "whole number"),
+        ("VLLM_DSV4_SLOTS", "9" * 5000, "whole number"),
+        ("VLLM_DSV4_SNAPSHOT_SLOTS", "-1", "0 or more"),
+        ("VLLM_DSV4_SNAPSHOT_INTERVAL", "-256", "0 or more"),
+        ("VLLM_DSV4_SNAPSHOT_INTERVAL", "256 tokens", "whole number"),
+        ("VLLM_DSV4_POISON", "true", "use 0 or 1"),
         ("VLLM_DSV4_SNAPSHOT_SLOTS", "1.5", "whole number"),
         ("VLLM_DSV4_ATTENTION", "cuda", "triton"),
         ("VLLM_DSV4_SLOT", "4", "unknown environment variable"),

@@ -227,17 +227,27 @@ def layer_ratios(
             return config.get(name, default)
         return getattr(config, name, default)
 
-    num_layers = int(get("num_hidden_layers"))
+    num_layers = get("num_hidden_layers")
+    if not isinstance(num_layers, int) or num_layers < 1:
+        raise GeometryError(
+            f"num_hidden_layers is {num_layers!r}, not a whole number of 1 or more; "
+            "the checkpoint's config.json is damaged."
+        )
     ratios: Sequence[int] = get("compress_ratios") or ()
     if not ratios and get("layer_types"):  # Transformers' form of the same, which vLLM 0.33 reads
         rates: Mapping[str, int] = get("compress_rates") or {}
         ratios = [rates.get(kind, 0) for kind in get("layer_types")]
+    if not isinstance(ratios, list | tuple) or not all(isinstance(r, int) for r in ratios):
+        raise GeometryError(
+            f"compress_ratios is {ratios!r}, not a list of whole numbers; "
+            "the checkpoint's config.json is damaged."
+        )
     if len(ratios) < num_layers:
         raise GeometryError(
             f"compress_ratios has {len(ratios)} entries for {num_layers} layers "
             "(num_hidden_layers); the checkpoint's config.json is damaged."
         )
-    layers = tuple(int(r) for r in ratios[:num_layers])
+    layers = tuple(ratios[:num_layers])
     for ratio in layers:
         kinds_of_layer(ratio)
     if with_draft_layers:
