@@ -16,13 +16,14 @@ export OMP_NUM_THREADS
 SUITES := $(wildcard $(addprefix tests/,rings planner blocks fixes packaging kernels rocm engine cluster soak))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick bench coupling lint types clean $(SUITES)
+.PHONY: help setup demo test test-quick soak bench coupling lint types clean $(SUITES)
 
 help:
 	@echo "make setup       make or refresh $(VENV)"
 	@echo "make demo        generate with rings on a small model, and show what they save"
 	@echo "make test        lint, types, then every test suite"
 	@echo "make test-quick  the tests that take seconds"
+	@echo "make soak        the long randomised runs at full size: about an hour"
 	@echo "make bench       time rings against vLLM's paged path"
 	@echo "make coupling    list again what our source uses of vLLM"
 	@echo "make lint        ruff: rules and format"
@@ -63,6 +64,10 @@ test: lint types test-quick
 
 $(SUITES): setup
 	$(PYTEST) $@
+
+soak: setup
+	SOAK_REQUESTS=10000 $(PYTEST) tests/soak -s
+	MODEL_OPERATIONS=1000000 $(PYTEST) tests/blocks/test_model_of_the_manager.py
 
 clean:
 	rm -rf build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

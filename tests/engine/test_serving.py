@@ -9,51 +9,18 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, BadRequestError, OpenAI
+from openai import BadRequestError
 
 from tests.support.engine import Answer
 from tests.support.faithful import ROUNDING, deviation
 from tests.support.prompts import prompt
-from tests.support.server import EXAMPLES, Server, environment, server, wait_for
+from tests.support.served import GREEDY, Served
+from tests.support.server import EXAMPLES, environment, server
 
 SLOTS = 8
-MODEL = "dsv4"
-GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0}
 IGNORE_EOS = {"ignore_eos": True, "return_token_ids": True}
-
-
-class Served:
-    """A running server and its clients."""
-
-    def __init__(self, running: Server) -> None:
-        self.running = running
-        self.client = OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
-        self.asynchronous = AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
-
-    def metric(self, name: str) -> float:
-        return self.running.metrics()[f"vllm:{name}"]
-
-    def wait_until_idle(self) -> None:
-        """No request, no slot and no page is in use."""
-        names = ("num_requests_running", "dsv4_slots_in_use", "kv_cache_usage_perc")
-        wait_for(lambda: not any(self.metric(name) for name in names), 20, f"{names} to be 0")
-
-    def prompt_logprobs(self, tokens: list[int]) -> list[tuple[float, float]]:
-        """As ``tests.support.engine.Engine.prompt_logprobs``, asked of the server."""
-        answer = self.client.completions.create(
-            prompt=tokens, max_tokens=1, extra_body={"prompt_logprobs": 1}, **GREEDY
-        )
-        entries = answer.choices[0].model_dump()["prompt_logprobs"]
-        return [(0.0, 0.0)] + [
-            (
-                entry[str(token)]["logprob"],
-                max(other["logprob"] for other in entry.values()),
-            )
-            for token, entry in zip(tokens[1:], entries[1:], strict=True)
-        ]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -75,18 +75,21 @@ class Server:
 
 
 @contextmanager
-def server(script: str, model: Path, folder: Path, env: dict[str, str]) -> Iterator[Server]:
+def server(
+    script: str, model: Path, folder: Path, env: dict[str, str], flags: Sequence[str] = ()
+) -> Iterator[Server]:
     """Start ``examples/SCRIPT MODEL``; do not wait. Nothing of it is left afterwards.
 
     Args:
         folder: gets the log, ``server.log``.
         env: environment beside this process's.
+        flags: of ``vllm serve``, after the script's own.
     """
     port = free_port()
     log_file = folder / "server.log"
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            [EXAMPLES / script, model],
+            [EXAMPLES / script, model, *flags],
             env=environment() | {"PORT": str(port)} | env,
             stdout=log,
             stderr=subprocess.STDOUT,
