@@ -1,6 +1,7 @@
 """The benchmarks' own machinery: the driven scheduler, the simulation, the document."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from vllm_dsv4.bench.traffic import Session, Shape, Turn, shapes
 from vllm_dsv4.cli.main import main
 from vllm_dsv4.planner.models import RELEASED
 from vllm_dsv4.planner.options import PlanOptions
+from vllm_dsv4.planner.plan import make_plan
 
 SMALL = PlanOptions(RELEASED["flash"], gpu_memory_gib=3, max_model_len=2048, max_num_seqs=8)
 MODEL = STEP_TIMES[0]
@@ -78,10 +80,14 @@ def test_every_shape_is_larger_than_what_fits_at_once():
 
 
 def test_a_plan_that_does_not_add_up_is_not_reported():
-    plan = planner._point("flash", "max_num_seqs", 32)
-    plan["rings"]["num_blocks"] += 1
-    with pytest.raises(AssertionError):
-        planner._check(plan, PlanOptions(RELEASED["flash"], max_num_seqs=32))
+    plan = make_plan(PlanOptions(RELEASED["flash"], enable_prefix_caching=True))
+    planner._check(plan)
+    for wrong in (
+        replace(plan, rings=replace(plan.rings, num_blocks=plan.rings.num_blocks + 1)),
+        replace(plan, num_snapshots=plan.num_snapshots + 1),
+    ):
+        with pytest.raises(AssertionError):
+            planner._check(wrong)
 
 
 def test_the_document_is_made_from_the_json_alone(tmp_path: Path):

@@ -58,10 +58,11 @@ def _planner(data: Data) -> str:
         "same memory. Checked against sums of block and row bytes done apart from vLLM. Unless "
         f"varied: {base['gpu_memory_gib']:g} GiB for caches, max_model_len "
         f"{base['max_model_len']:,}, {base['max_num_seqs']} slots, max_num_batched_tokens "
-        f"{base['max_num_batched_tokens']:,}, one batch in flight.\n\n"
+        f"{base['max_num_batched_tokens']:,}, one batch in flight, no prefix caching. With it, "
+        "which is vLLM's default, rings pay for snapshots too: the table by snapshots.\n\n"
     )
     for name, sweeps in data["models"].items():
-        for flag, points in sweeps.items():
+        for flag, points in [*sweeps.items(), ("snapshots", data["snapshots"][name])]:
             rows = [
                 [
                     f"{p['value']:,}",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from typing import Any
+from unittest import mock
 
 from tqdm import tqdm
 
 from vllm_dsv4.planner.models import RELEASED
 from vllm_dsv4.planner.options import PlanOptions
-from vllm_dsv4.planner.plan import DoesNotFit, make_plan
+from vllm_dsv4.planner.plan import DoesNotFit, Plan, make_plan
 
 MODEL_LENS = (8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576)
 MEMORY_GIB = (20, 40, 60, 80, 100, 150, 200)
@@ -31,6 +33,10 @@ BASE: dict[str, Any] = {
     "max_num_batched_tokens": 8192,
 }
 
+SNAPSHOTS = (0, 256, 512, 1024)
+"""Snapshot slots. ``BASE`` is without prefix caching, so without any."""
+SNAPSHOT_SLOTS = "VLLM_DSV4_SNAPSHOT_SLOTS"
+
 
 def measure(quick: bool = False) -> dict[str, Any]:
     """All sweeps of both models. ``quick`` takes the ends and the middle of each."""
@@ -45,7 +51,8 @@ def measure(quick: bool = False) -> dict[str, Any]:
         models[name] = {flag: [] for flag in SWEEPS}
     for name, flag, value in tqdm(points, desc="planner", unit="plan"):
         models[name][flag].append(_point(name, flag, value))
-    data = {"base": BASE, "models": models}
+    snapshots = {name: [_with_snapshots(name, count) for count in SNAPSHOTS] for name in RELEASED}
+    data = {"base": BASE, "models": models, "snapshots": snapshots}
     for line in headlines(data):
         print(line, flush=True)
     return data
@@ -70,27 +77,37 @@ def _point(name: str, flag: str, value: int) -> dict[str, Any]:
         plan = make_plan(options)
     except DoesNotFit as error:
         return {"value": value, "fits": False, "why": str(error)}
-    _check(plan.to_json(), options)
+    _check(plan)
     found = {"value": value, "fits": True, **plan.to_json()}
     found["native"]["starts"] = not plan.native_refusal
     return found
 
 
-def _check(plan: dict[str, Any], options: PlanOptions) -> None:
+def _with_snapshots(name: str, count: int) -> dict[str, Any]:
+    """``BASE`` with prefix caching on, as vLLM has it by default, and so many snapshots."""
+    with mock.patch.dict(os.environ, {SNAPSHOT_SLOTS: str(count)}):
+        plan = make_plan(PlanOptions(RELEASED[name], enable_prefix_caching=True, **BASE))
+    _check(plan)
+    assert plan.num_snapshots == count
+    return {"value": count, "fits": True, **plan.to_json()}
+
+
+def _check(plan: Plan) -> None:
     """A plan against sums that vLLM's planner had no part in.
 
     Raises:
         AssertionError: blocks, rings or the request's share of the pool do not add up.
     """
+    options = plan.options
     c4 = -(-64 * 584 // 576) * 576 + -(-64 * 132 // 576) * 576
     c128 = -(-2 * 584 // 576) * 576
     ratios = options.model.layer_ratios
     block = ratios.count(4) * c4 + ratios.count(128) * c128
-    rings, native = plan["rings"], plan["native"]
-    assert native["num_blocks"] == options.cache_bytes // block, asdict(options)
-    assert rings["ring_bytes"] == (options.max_num_seqs + 1) * rings["bytes_per_slot"]
-    assert rings["num_blocks"] == (options.cache_bytes - rings["ring_bytes"]) // block
+    rings, native = plan.rings, plan.native
+    assert native.num_blocks == options.cache_bytes // block, asdict(options)
+    slots = (options.max_num_seqs + 1) * rings.bytes_per_slot
+    assert rings.ring_bytes == slots + plan.num_snapshots * plan.bytes_per_snapshot
+    assert rings.num_blocks == (options.cache_bytes - rings.ring_bytes) // block
     history = -(-options.max_model_len // 256)
-    assert rings["concurrency"] == rings["num_blocks"] / history
-    reserved = native["blocks_reserved_per_prefill"]
-    assert native["concurrency"] == native["num_blocks"] / (history + reserved)
+    assert rings.concurrency == rings.num_blocks / history
+    assert native.concurrency == native.num_blocks / (history + native.blocks_reserved_per_prefill)
