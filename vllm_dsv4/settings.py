@@ -29,6 +29,7 @@ class Settings:
         attention: ``VLLM_DSV4_ATTENTION``; on ROCm, our Triton kernels or vLLM's own.
         snapshot_slots: ``VLLM_DSV4_SNAPSHOT_SLOTS``; None means the default of ``snapshots``.
         snapshot_interval: ``VLLM_DSV4_SNAPSHOT_INTERVAL``; tokens, 0 for the last boundary only.
+        check_checkpoint: ``VLLM_DSV4_CHECK_CHECKPOINT``; False loads what vLLM alone would load.
     """
 
     ring: bool = True
@@ -37,11 +38,20 @@ class Settings:
     attention: Literal["triton", "native"] = "triton"
     snapshot_slots: int | None = None
     snapshot_interval: int = 0
+    check_checkpoint: bool = True
 
 
 _KNOWN = frozenset(
     PREFIX + name
-    for name in ("RING", "SLOTS", "POISON", "ATTENTION", "SNAPSHOT_SLOTS", "SNAPSHOT_INTERVAL")
+    for name in (
+        "RING",
+        "SLOTS",
+        "POISON",
+        "ATTENTION",
+        "SNAPSHOT_SLOTS",
+        "SNAPSHOT_INTERVAL",
+        "CHECK_CHECKPOINT",
+    )
 )
 
 
@@ -70,6 +80,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         attention=attention,  # type: ignore[arg-type]
         snapshot_slots=_count(env, "SNAPSHOT_SLOTS", minimum=0),
         snapshot_interval=_count(env, "SNAPSHOT_INTERVAL", minimum=0) or 0,
+        check_checkpoint=_flag(env, "CHECK_CHECKPOINT", True),
     )
 
 

@@ -335,3 +335,11 @@ def test_a_quantised_layer_that_got_no_scales_is_named() -> None:
     model.expect_checkpoint(vllm_config())
     with pytest.raises(CheckpointError, match=r"no scales for a\.weight_scale_inv"):
         model.load_weights(checkpoint().items())
+
+
+def test_who_knows_better_can_switch_the_check_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_DSV4_CHECK_CHECKPOINT", "0")
+    model = Model()
+    model.expect_checkpoint(vllm_config())
+    model.load_weights([])
+    assert model.loads == 1

@@ -27,7 +27,10 @@ SCALE = ".scale"
 SCALES = ("weight_scale", "weight_scale_inv")
 """Ends of the names of vLLM's parameters for scales."""
 SHOWN = 5
-REMEDY = "Fetch the checkpoint again, or give it the config.json that it was saved with."
+REMEDY = (
+    "Fetch the checkpoint again, or give it the config.json that it was saved with. If it is as "
+    "it should be, VLLM_DSV4_CHECK_CHECKPOINT=0 loads it without this check."
+)
 
 
 class CheckpointError(ValueError):

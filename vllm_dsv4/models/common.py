@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_dsv4.checkpoint.check import CheckedWeights, CheckpointError
 from vllm_dsv4.checkpoint.expected import expected_tensors
 from vllm_dsv4.ring.geometry import layer_ratios
+from vllm_dsv4.settings import read_settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +60,7 @@ class LoadsWholeCheckpoint:
 
     def expect_checkpoint(self, vllm_config: VllmConfig, drafts: bool = False) -> None:
         """Check the next load. Args: drafts: this model has the draft layers, and no others."""
-        if vllm_config.load_config.load_format != "dummy":
+        if vllm_config.load_config.load_format != "dummy" and read_settings().check_checkpoint:
             self._expected, self._drafts = vllm_config, drafts
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
