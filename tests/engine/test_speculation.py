@@ -6,24 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.drafts import ACCEPT, MIXED, REJECT, DraftScript
+from tests.support.drafts import ACCEPT, MIXED, REJECT, DraftScript, ngram, watching_drafts
 from tests.support.engine import Answer, engine
 from tests.support.prompts import prompt
+from vllm_dsv4.ring.geometry import RingKind
 
 TOKENS = 128
-# Answers of these cross the ends of windows (128, 256) and of groups of 4 and 128 in every phase.
 PROMPTS = [prompt(80 + 3 * i, seed=i) for i in range(64)]
 MODES = dict(zip(map(tuple, PROMPTS), [ACCEPT, REJECT, MIXED, MIXED] * 16, strict=True))
 POISON = {"VLLM_DSV4_POISON": "1"}
-
-
-def ngram(k: int) -> dict[str, object]:
-    return {
-        "method": "ngram",
-        "num_speculative_tokens": k,
-        "prompt_lookup_max": 3,
-        "prompt_lookup_min": 2,
-    }
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +26,12 @@ def plain(model: Path) -> list[Answer]:
 
 @pytest.mark.parametrize("k", range(1, 9))
 def test_scripted_drafts_change_no_token(model: Path, plain: list[Answer], k: int) -> None:
-    """k drafts a step: a quarter of the sequences accepts all, a quarter none, half some."""
+    """k drafts a step: a quarter of the sequences accepts all, a quarter none, half some.
+
+    Every row of every ring, and every place in the groups of both compressors, is written by a
+    draft that is accepted and by one that is rejected.
+    """
     answers = {tuple(p): a.tokens for p, a in zip(PROMPTS, plain, strict=True)}
-    script = DraftScript(answers, MODES)
     with engine(
         model,
         env=POISON,
@@ -47,18 +41,32 @@ def test_scripted_drafts_change_no_token(model: Path, plain: list[Answer], k: in
         disable_log_stats=False,
     ) as running:
         free = running.free_pages
-        assert running.model.arena.geometry.lookahead == k
-        script.install(running)
-        drafted = running.generate(PROMPTS, max_tokens=TOKENS)
+        geometry = running.model.arena.geometry
+        assert geometry.lookahead == k
+        DraftScript(answers, MODES).install(running)
+        with watching_drafts(running) as watch:
+            drafted = running.generate(PROMPTS, max_tokens=TOKENS)
         metrics = {metric.name: metric for metric in running.llm.get_metrics()}
-        accepted = metrics["vllm:spec_decode_num_accepted_tokens"].value
         assert running.free_pages == free
         assert running.ring_manager.check_integrity().held == 0
     for index, (with_drafts, without) in enumerate(zip(drafted, plain, strict=True)):
         assert with_drafts.tokens == without.tokens, (index, MODES[tuple(PROMPTS[index])])
-    assert min(script.proposed.values()) > 0
-    # All of the right drafts are accepted, none of the wrong ones: between a quarter and three.
-    assert script.proposed[ACCEPT] <= accepted <= script.proposed[ACCEPT] + script.proposed[MIXED]
+
+    of_mode = {
+        mode: watch.accepted(*(p for p in MODES if MODES[p] == mode))
+        for mode in (ACCEPT, REJECT, MIXED)
+    }
+    assert of_mode[ACCEPT] and all(of_mode[ACCEPT])
+    assert of_mode[REJECT] and not any(of_mode[REJECT])
+    assert any(of_mode[MIXED]) and not all(of_mode[MIXED])
+    assert metrics["vllm:spec_decode_num_draft_tokens"].value == len(watch.verified)
+    assert metrics["vllm:spec_decode_num_accepted_tokens"].value == sum(watch.accepted())
+
+    periods = {f"{kind.value} ring": geometry.shape(kind).rows for kind in RingKind}
+    for name, period in (periods | {"C4 groups": 4, "C128 groups": 128}).items():
+        for accepted in (True, False):
+            missed = set(range(period)) - watch.phases(period, accepted)
+            assert not missed, f"{name}: no draft {accepted=} at {sorted(missed)} of {period}"
 
 
 def test_real_ngram_drafts_change_no_token(model: Path, plain: list[Answer]) -> None:
@@ -88,9 +96,7 @@ def test_hits_with_drafts_are_hits_without(model: Path, plain: list[Answer]) -> 
                 DraftScript(answers, MODES).install(running)
             first = running.generate(PROMPTS[40:56], max_tokens=TOKENS)
             if k:
-                running.worker.model_runner.drafter.propose = lambda k, sampled, *_, **__: [
-                    [] for _ in sampled
-                ]
+                DraftScript({}, {}).install(running)
             second = running.generate(chats, max_tokens=16)
             running.ring_manager.check_integrity()
         outcomes[k] = (
