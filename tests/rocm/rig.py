@@ -54,6 +54,7 @@ class Chunk:
         blocks: the sequence whose paged blocks it uses, where not its own.
         source: snapshot slot that was hit, with ``start`` as the hit's length.
         target: snapshot slot to fill at the first boundary.
+        wrong: of the last tokens, how many are drafts that the sequence does not go on with.
     """
 
     sequence: int
@@ -63,6 +64,7 @@ class Chunk:
     blocks: int | None = None
     source: int = 0
     target: int = 0
+    wrong: int = 0
 
 
 def make_config(model: Path, drafts: int = 2, method: str = "ngram") -> VllmConfig:
@@ -202,9 +204,14 @@ class Rig:
 
     def hidden(self, chunk: Chunk) -> torch.Tensor:
         """The layer's input, bf16 ``[length, hidden]``."""
-        generator = torch.Generator().manual_seed(100 + chunk.sequence)
-        states = torch.randn(MAX_MODEL_LEN, self.hf.hidden_size, generator=generator)
-        return states[chunk.start : chunk.start + chunk.length].bfloat16()
+        end = chunk.start + chunk.length
+        right = self._states(100 + chunk.sequence)[chunk.start : end - chunk.wrong]
+        wrong = self._states(200 + chunk.sequence)[end - chunk.wrong : end]
+        return torch.cat([right, wrong])
+
+    def _states(self, seed: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(MAX_MODEL_LEN, self.hf.hidden_size, generator=generator).bfloat16()
 
     def _thin_before_attention(self, num_tokens: int) -> None:
         attend = type(self.layer).forward_mqa
