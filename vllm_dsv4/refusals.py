@@ -121,7 +121,7 @@ def check_speculation(config: VllmConfig) -> None:
         raise Refusal(flag, speculative.method, reason, remedy)
     draft = speculative.draft_model_config
     if not getattr(draft.hf_config, "num_nextn_predict_layers", None):
-        reason = f"the draft checkpoint {draft.model} has no draft layers (num_nextn_predict_layers)"
+        reason = f"{draft.model} has no draft layers (num_nextn_predict_layers)"
         raise Refusal(flag, speculative.method, reason, f"Use ngram, {PAGED_PATH}")
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
+from vllm.platforms import current_platform
+from vllm.v1.spec_decode.eagle import EagleProposer
 
 from tests.rocm.rig import make_config
+from vllm_dsv4.attention.rocm_backend import RocmRingMetadata
 from vllm_dsv4.platforms.rocm import Dsv4RocmPlatform
 from vllm_dsv4.platforms.rocm_checks import check_card, check_context, check_triton
 from vllm_dsv4.refusals import Refusal
@@ -72,3 +78,30 @@ def test_another_kv_cache_type_is_refused_with_those_that_are_supported(
         pytest.raises(Refusal, match=f"--kv-cache-dtype={dtype}.*fp8_ds_mla"),
     ):
         Dsv4RocmPlatform.check_and_update_config(config)
+
+
+@pytest.mark.parametrize(("runner", "drafts"), [("0", 1), ("0", 2), ("1", 2)])
+def test_several_drafts_of_a_draft_layer_are_refused_on_the_first_runner(
+    tiny, monkeypatch: pytest.MonkeyPatch, runner: str, drafts: int
+) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", runner)
+    config = make_config(tiny(mtp=1), drafts=drafts, method="mtp")
+    if (runner, drafts) != ("0", 2):
+        Dsv4RocmPlatform.check_and_update_config(config)
+        return
+    with pytest.raises(Refusal, match=r"num_speculative_tokens=2: .*VLLM_USE_V2_MODEL_RUNNER"):
+        Dsv4RocmPlatform.check_and_update_config(config)
+
+
+def test_the_first_runner_still_lists_the_metadata_of_a_second_draft_step(tiny) -> None:
+    """Once it does not, the refusal above can go."""
+    config = make_config(tiny(mtp=1), drafts=2, method="mtp")
+    # Another model's metadata, whose module imports packages that are not installed here.
+    other = "vllm.models.minimax_m3.common.sparse_attention"
+    stub = SimpleNamespace(MiniMaxM3SparseMetadata=type("MiniMaxM3SparseMetadata", (), {}))
+    with (
+        patch.object(type(current_platform), "is_rocm", lambda _: True),
+        patch.dict(sys.modules, {other: stub}),
+    ):
+        allowed = EagleProposer(config, torch.device("cpu")).allowed_attn_types
+    assert allowed and not issubclass(RocmRingMetadata, allowed)

@@ -12,7 +12,7 @@ from vllm_dsv4.platforms.common import (
     prepare_for_rings,
     serves_on_rings,
 )
-from vllm_dsv4.platforms.rocm_checks import check_card, check_context, check_triton
+from vllm_dsv4.platforms.rocm_checks import check_card, check_context, check_drafts, check_triton
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -30,6 +30,7 @@ class Dsv4RocmPlatform(RingPlatform, RocmPlatform):
         check_card(cls.gcn_arch())
         check_triton()
         check_context(vllm_config)
+        check_drafts(vllm_config)
         prepare_for_rings(vllm_config)
 
     @classmethod

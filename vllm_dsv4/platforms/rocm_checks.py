@@ -60,3 +60,22 @@ def check_context(config: VllmConfig) -> None:
             f"a window has {SWA_WINDOW} tokens, and the kernels' rings hold a whole one",
             f"Set it to {SWA_WINDOW} or more, {PAGED_PATH}",
         )
+
+
+def check_drafts(config: VllmConfig) -> None:
+    """On ROCm vLLM's first model runner runs a second draft step only with attention metadata of
+    the classes that it lists, and ours is none of them; it would stop at the first such step.
+
+    Raises:
+        Refusal: several drafts of a draft layer on that runner.
+    """
+    speculative = config.speculative_config
+    if speculative is None or speculative.method != "mtp" or config.use_v2_model_runner:
+        return
+    if config.num_speculative_tokens > 1:
+        raise Refusal(
+            "--speculative-config num_speculative_tokens",
+            config.num_speculative_tokens,
+            "vLLM's first model runner, which this configuration selects, can run one draft a step",
+            f"Unset VLLM_USE_V2_MODEL_RUNNER to have its second runner, or use 1, {PAGED_PATH}",
+        )
