@@ -1,7 +1,8 @@
-"""A rank that lacks the plugin, or has another version of it, ends the start with its name."""
+"""A rank that lacks the plugin, or has another version or other settings, is named at the start."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ def start(node: RayNode, model: Path) -> str:
     """Start two ranks, which must fail, and return what was printed."""
     with seconds_within(START_SECONDS, "a start with a rank that does not fit"):
         done = subprocess.run(
-            [sys.executable, EXAMPLES / "ray_tp2.py", model, "--max-tokens", "1"],
+            [*node.enter, sys.executable, EXAMPLES / "ray_tp2.py", model, "--max-tokens", "1"],
             # Ray adds the driver's folder to the ranks' paths: not the source tree's metadata.
             cwd=EXAMPLES,
             env=environment() | node.environment,
@@ -30,13 +31,14 @@ def start(node: RayNode, model: Path) -> str:
             check=False,
         )
     assert done.returncode != 0
-    return done.stdout + done.stderr
+    printed = done.stdout + done.stderr
+    assert re.search(rf"RankMismatch: process \d+ on host {node.last_host} ", printed)
+    return printed
 
 
 def test_a_rank_whose_plugin_is_shut_out(model: Path) -> None:
     with two_ray_nodes({"VLLM_PLUGINS": ""}) as node:
         printed = start(node, model)
-    assert "RankMismatch: process " in printed
     assert "does not run the vllm-dsv4 plugin, the driver does" in printed
     assert "Check VLLM_PLUGINS" in printed
 
@@ -51,3 +53,10 @@ def test_a_rank_with_another_version(model: Path, tmp_path: Path) -> None:
         printed = start(node, model)
     assert f"has vllm-dsv4 9.9.9, the driver has {installed_version()}" in printed
     assert "install the same version on every node" in printed
+
+
+def test_a_rank_with_another_setting(model: Path) -> None:
+    with two_ray_nodes({"VLLM_DSV4_SLOTS": "3"}) as node:
+        printed = start(node, model)
+    assert "has VLLM_DSV4_SLOTS=3, the driver has not set it" in printed
+    assert "unset VLLM_DSV4_SLOTS on that host and start its Ray node again" in printed

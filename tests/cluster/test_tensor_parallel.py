@@ -17,7 +17,7 @@ from tests.support.engine import engine
 from tests.support.faithful import deviation
 from tests.support.prompts import prompt
 from tests.support.ranks import Look, RankRun, run_of_ranks
-from tests.support.ray_node import LOOPBACK, RayNode
+from tests.support.ray_node import LOOPBACK, NO_BINDING, RayNode
 
 PROMPTS = [prompt(length) for length in (5, 130, 300, 620, 260, 40)]
 """More than there are slots, so slots are handed on."""
@@ -32,8 +32,6 @@ OPTIONS = {
     "kv_cache_memory_bytes": 64 << 20,
     "tensor_parallel_size": 2,
 }
-NO_BINDING = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-"""vLLM would give each rank the cores of a NUMA node of its own."""
 PAGED = {"VLLM_DSV4_RING": "0"}
 HALVES = 0.75
 """Nats: three steps of bf16 at the best logits, which lie between 32 and 64. Summing two rounded

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vllm_dsv4 import ranks
 from vllm_dsv4.entrypoints import ARCHITECTURE, DRAFT_ARCHITECTURE
 from vllm_dsv4.log import get_logger
+from vllm_dsv4.ray_cluster import check_ray_cluster
 from vllm_dsv4.refusals import check_all
 from vllm_dsv4.ring.plan import RETENTION_KEY
 from vllm_dsv4.settings import read_settings
@@ -64,6 +65,7 @@ def prepare_for_rings(vllm_config: VllmConfig) -> None:
         )
         cache.enable_prefix_caching = False
     check_all(vllm_config)
+    check_ray_cluster(vllm_config)
     ranks.mark(vllm_config)
     from vllm_dsv4.metrics import show_on_metrics
 
