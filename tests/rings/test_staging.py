@@ -126,6 +126,8 @@ def serve(rings: Rings, rng: random.Random, steps: int) -> int:
         batch = [item for item in batch if item[1] > 0]
         batch.sort(key=lambda item: item[1] > 1 + rings.lookahead)
         sources = {s.row[row.SOURCE] for s, _ in batch}
+        # A rejection may have left a boundary, and its order, for a later step.
+        sources |= {target for s in live.values() for target in s.row[row.HEAD :]}
         for sequence, tokens in batch:
             boundary = (sequence.done + tokens) // BLOCK
             free = [s for s in range(SLOTS + 1, SLOTS + 1 + SNAPSHOTS) if s not in sources]
@@ -137,9 +139,8 @@ def serve(rings: Rings, rng: random.Random, steps: int) -> int:
                 sequence.row += [0] * (column - len(sequence.row)) + [target]
         rings.step(batch)
         for sequence, tokens in batch:
-            accepted = tokens
-            if tokens <= 1 + rings.lookahead:
-                accepted = rng.randint(1, tokens)  # a verify step may reject all drafts
+            # A step may reject all of its drafts, however many real tokens come before them.
+            accepted = tokens - rng.randint(0, min(rings.lookahead, tokens - 1))
             sequence.done += accepted
             boundary = sequence.done // BLOCK
             column = row.target_column(boundary)
