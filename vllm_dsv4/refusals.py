@@ -122,7 +122,9 @@ def check_speculation(config: VllmConfig) -> None:
     draft = speculative.draft_model_config
     if not getattr(draft.hf_config, "num_nextn_predict_layers", None):
         reason = f"{draft.model} has no draft layers (num_nextn_predict_layers)"
-        raise Refusal(flag, speculative.method, reason, f"Use ngram, {PAGED_PATH}")
+        raise Refusal(
+            flag, speculative.method, reason, "Use ngram, or name a checkpoint that has them"
+        )
 
 
 def check_kv_memory(config: VllmConfig) -> None:
