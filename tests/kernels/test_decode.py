@@ -196,30 +196,33 @@ def test_the_two_fp8_types_are_not_taken_for_each_other() -> None:
     assert (right - wrong).norm() > 0.3 * right.norm()
 
 
+@pytest.mark.parametrize("step", [1 << 30, 1 << 31])
 @pytest.mark.parametrize("num_splits", [1, 3])
-def test_addresses_past_four_gib(num_splits: int) -> None:
-    """Rings, blocks, queries and outputs whose byte offsets do not fit in 32 bits."""
-    step = 1 << 31
+def test_addresses_past_four_gib(num_splits: int, step: int) -> None:
+    """Rings, blocks, queries and outputs whose byte offsets do not fit in 32 bits.
+
+    A stride that does not fit either makes Triton compute in 64 bits; one that fits does not.
+    """
     slot_bytes = 128 * 584
-    ring = KeyCache(sparse_zeros(4, slot_bytes, step + 64, torch.uint8), 128, E4M3FN)
-    fill_window(ring, 3, 300 - WINDOW + 1, 300, seed=1)
+    ring = KeyCache(sparse_zeros(6, slot_bytes, step + 64, torch.uint8), 128, E4M3FN)
+    fill_window(ring, 5, 300 - WINDOW + 1, 300, seed=1)
     near = random_compressed([40], 40, E4M3FN, seed=4, block_rows=64)
-    far = KeyCache(sparse_zeros(4, 64 * 584, step + 64, torch.uint8), 64, E4M3FN)
-    far.buffer[3] = near.cache.buffer[1, : 64 * 584]
+    far = KeyCache(sparse_zeros(6, 64 * 584, step + 64, torch.uint8), 64, E4M3FN)
+    far.buffer[5] = near.cache.buffer[1, : 64 * 584]
     used = near.indices[0] // 64 == 1
-    indices = torch.where(used, near.indices + 2 * 64, -1).int()
+    indices = torch.where(used, near.indices + 4 * 64, -1).int()
     compressed = CompressedKeys(far, indices, near.lengths)
-    queries = sparse_zeros(3, 16 * 512, step + 64, BF16).unflatten(1, (16, 512))
-    queries[2] = random_queries(1, 16)[0]
-    out = sparse_zeros(3, 16 * 512, step + 64, BF16).unflatten(1, (16, 512))
-    out[2] = torch.nan
-    slots = torch.tensor([0, 0, 3], dtype=torch.int32)
-    three = CompressedKeys(far, compressed.indices.expand(3, -1), compressed.lengths.repeat(3))
-    arguments = (queries, ring, slots, torch.tensor([0, 0, 300]))
-    decode(*arguments, scale=SCALE, compressed=three, out=out, num_splits=num_splits)
-    expected = decode_reference(*arguments, scale=SCALE, compressed=three)
+    queries = sparse_zeros(6, 16 * 512, step + 64, BF16).unflatten(1, (16, 512))
+    queries[5] = random_queries(1, 16)[0]
+    out = sparse_zeros(6, 16 * 512, step + 64, BF16).unflatten(1, (16, 512))
+    out[5] = torch.nan
+    slots = torch.tensor([0, 0, 0, 0, 0, 5], dtype=torch.int32)
+    six = CompressedKeys(far, compressed.indices.expand(6, -1), compressed.lengths.repeat(6))
+    arguments = (queries, ring, slots, torch.tensor([0, 0, 0, 0, 0, 300]))
+    decode(*arguments, scale=SCALE, compressed=six, out=out, num_splits=num_splits)
+    expected = decode_reference(*arguments, scale=SCALE, compressed=six)
     assert_near("past 4 GiB", out, expected)
-    assert expected[2].any()
+    assert expected[5].any()
 
 
 @pytest.mark.parametrize("num_splits", [1, 4])

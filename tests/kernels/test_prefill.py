@@ -170,19 +170,20 @@ def test_only_positions_say_where_a_chunk_starts() -> None:
     assert not torch.equal(results[0], results[1])
 
 
-def test_addresses_past_four_gib() -> None:
-    step = (1 << 31) + 64
-    batch = make_batch([(40, 3)], E4M3FN)
-    ring = KeyCache(sparse_zeros(4, WINDOW * 584, step, torch.uint8), WINDOW, E4M3FN)
-    ring.buffer[3] = batch.ring.buffer[1, : WINDOW * 584]
-    keys = sparse_zeros(3, 512, step, BF16)
+@pytest.mark.parametrize("step", [(1 << 30) + 64, (1 << 31) + 64])
+def test_addresses_past_four_gib(step: int) -> None:
+    """A stride that does not fit in 32 bits makes Triton compute in 64; one that fits does not."""
+    batch = make_batch([(40, 6)], E4M3FN)
+    ring = KeyCache(sparse_zeros(6, WINDOW * 584, step, torch.uint8), WINDOW, E4M3FN)
+    ring.buffer[5] = batch.ring.buffer[1, : WINDOW * 584]
+    keys = sparse_zeros(6, 512, step, BF16)
     keys.copy_(batch.keys)
-    queries = sparse_zeros(3, 16 * 512, step, BF16).unflatten(1, (16, 512))
+    queries = sparse_zeros(6, 16 * 512, step, BF16).unflatten(1, (16, 512))
     queries.copy_(batch.queries)
-    out = sparse_zeros(3, 16 * 512, step, BF16).unflatten(1, (16, 512))
+    out = sparse_zeros(6, 16 * 512, step, BF16).unflatten(1, (16, 512))
     out.fill_(torch.nan)
     far = batch._replace(
-        queries=queries, keys=keys, ring=ring, slots=torch.tensor([3], dtype=torch.int32)
+        queries=queries, keys=keys, ring=ring, slots=torch.tensor([5], dtype=torch.int32)
     )
     prefill(*far, scale=SCALE, out=out)
     assert_near("past 4 GiB", out, reference(batch))
