@@ -18,7 +18,7 @@ from vllm_dsv4.refusals import Refusal
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 120.0
 BACKEND = "--distributed-executor-backend"
 ASK = """
 import json, os, ray
