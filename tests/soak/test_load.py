@@ -26,7 +26,7 @@ from tests.support.engine import Answer
 from tests.support.faithful import ROUNDING, deviation
 from tests.support.prompts import prompt
 from tests.support.served import GREEDY, Served
-from tests.support.server import server
+from tests.support.server import server, wait_for
 
 REQUESTS = int(os.environ.get("SOAK_REQUESTS", "600"))
 SECONDS_A_REQUEST = 1.0
@@ -197,6 +197,24 @@ def counts(served: Served) -> dict[str, float]:
     return {name: served.metric(name) for name in names}
 
 
+def lend_every_slot(served: Served) -> None:
+    """A slot that was lost is neither free nor lent: the most that are lent at once tells."""
+    streams = [
+        served.client.completions.create(
+            prompt=tokens,
+            max_tokens=CONTEXT - len(tokens),
+            stream=True,
+            extra_body={"ignore_eos": True},
+            **GREEDY,
+        )
+        for tokens in PROMPTS[: int(served.metric("dsv4_slots"))]
+    ]
+    every = served.metric("dsv4_slots")
+    wait_for(lambda: served.metric("dsv4_slots_in_use") == every, 60, "every slot to be lent")
+    for stream in streams:
+        stream.close()
+
+
 def answers_alone(served: Served) -> list[tuple[int, ...]]:
     """What each prompt's answer is when nothing else is asked."""
     given = []
@@ -227,6 +245,7 @@ def test_nothing_is_lost_and_nothing_is_kept(served: Served) -> None:
     started = time.monotonic()
     tally = asyncio.run(run())
     seconds = time.monotonic() - started
+    lend_every_slot(served)
     after = counts(served)
     resident = [sum(reading.values()) for reading in readings]
     parted = [
