@@ -19,7 +19,6 @@ from tests.support.process import read_answers, run_in_process
 from tests.support.server import environment
 
 EVERY = 4
-"""Steps between two looks."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,14 @@ def run_of_ranks(
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     env: dict[str, str],
+    every: int = EVERY,
     **options: Any,
 ) -> RankRun:
-    """Answers of an engine with these options, all prompts submitted at once."""
+    """Answers of an engine with these options, all prompts submitted at once.
+
+    Args:
+        every: steps between two looks.
+    """
     inside = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "WARNING"}
     content = run_in_process(
         "tests.support.ranks",
@@ -63,11 +67,32 @@ def run_of_ranks(
             "model": str(model),
             "prompts": [list(prompt) for prompt in prompts],
             "max_tokens": max_tokens,
+            "every": every,
             "options": options,
         },
         timeout=600,
     )
     return RankRun(answers=read_answers(content), looks=[Look(**look) for look in content["looks"]])
+
+
+def assert_slots_of_the_scheduler(looks: Sequence[Look], ranks: int, at_most: int) -> None:
+    """Every rank has what it runs in the slots that the scheduler lent.
+
+    A rank drops a request from its batch for a step that leaves it out, as pipeline stages do.
+
+    Args:
+        at_most: requests at one time; every rank was seen to run as many.
+    """
+    most = [0] * ranks
+    for look in looks:
+        assert len(look.ranks) == ranks
+        for number, rank in enumerate(look.ranks):
+            shared = rank.keys() & look.scheduler.keys()
+            assert {name: rank[name] for name in shared} == {
+                name: look.scheduler[name] for name in shared
+            }
+            most[number] = max(most[number], len(shared))
+    assert most == [at_most] * ranks
 
 
 def look_at_rank(worker: Any) -> tuple[dict[str, int], dict[str, str]]:
@@ -116,7 +141,7 @@ def main(request: Path, result: Path) -> None:
         for output in engine.step():
             outputs[int(output.request_id)] = output
         step += 1
-        if pools and step % EVERY == 0:
+        if pools and step % asked["every"] == 0:
             seen = llm.collective_rpc(look_at_rank)
             looks.append(
                 {
