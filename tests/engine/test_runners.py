@@ -1,4 +1,4 @@
-"""Both model runners, eager and compiled, give the same tokens."""
+"""Both model runners give the same tokens, and compiled rings those of compiled pages."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ OPTIONS = {
     "enable_prefix_caching": True,
 }
 
+INDUCTOR = {"VLLM_USE_BREAKABLE_CUDAGRAPH": "0", "VLLM_DISABLE_COMPILE_CACHE": "1"}
+"""vLLM gives V4 graphs with breaks instead of compiling it, which on a CPU is eager mode."""
+
 
 @pytest.fixture(scope="module")
 def usual(model: Path) -> list[Answer]:
@@ -34,14 +37,32 @@ def test_the_second_runner_under_the_interpreter(
 ) -> None:
     """ROCm's default runner, every Triton kernel of vLLM's run in Python."""
     env = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
-    answers, runner = answers_of_a_process(model, tmp_path, env, PROMPTS, TOKENS, **OPTIONS)
-    assert runner == "vllm.v1.worker.cpu.model_runner.CPUModelRunner"
-    assert [a.tokens for a in answers] == [a.tokens for a in usual]
-    assert [a.cached for a in answers] == [a.cached for a in usual] == [0, 0, 0, 256, 256]
+    run = answers_of_a_process(model, tmp_path, env, PROMPTS, TOKENS, **OPTIONS)
+    assert run.runner == "vllm.v1.worker.cpu.model_runner.CPUModelRunner"
+    assert [a.tokens for a in run.answers] == [a.tokens for a in usual]
+    assert [a.cached for a in run.answers] == [a.cached for a in usual] == [0, 0, 0, 256, 256]
 
 
-def test_compiled(model: Path, usual: list[Answer], tmp_path: Path) -> None:
-    """vLLM's compiled mode on the CPU: the model traced once, compiled by inductor."""
+def test_compiled(model: Path, tmp_path: Path) -> None:
+    """The model traced once, and compiled by inductor, which rounds otherwise than eager mode:
+    compiled rings are held against compiled pages."""
+    compiled = OPTIONS | {"enforce_eager": False, "enable_prefix_caching": False}
+    runs = []
+    for ring in ("1", "0"):
+        env = INDUCTOR | {"VLLM_DSV4_RING": ring}
+        folder = tmp_path / ring
+        folder.mkdir()
+        run = answers_of_a_process(model, folder, env, PROMPTS, TOKENS, **compiled)
+        assert run.compiled_graphs > 0
+        runs.append(run.answers)
+    rings, pages = runs
+    assert rings == pages
+
+
+def test_compiled_rings_resume_from_a_snapshot(model: Path, tmp_path: Path) -> None:
     compiled = OPTIONS | {"enforce_eager": False}
-    answers, _ = answers_of_a_process(model, tmp_path, {}, PROMPTS, TOKENS, **compiled)
-    assert [a.tokens for a in answers] == [a.tokens for a in usual]
+    run = answers_of_a_process(model, tmp_path, INDUCTOR, PROMPTS, TOKENS, **compiled)
+    assert run.compiled_graphs > 0
+    cold, again = run.answers[2:4]
+    assert (cold.cached, again.cached) == (0, 256)
+    assert (again.tokens, again.logprobs) == (cold.tokens, cold.logprobs)

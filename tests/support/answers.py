@@ -9,11 +9,26 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.support.engine import Answer, engine
 from tests.support.process import read_answers, run_in_process
+
+
+@dataclass(frozen=True)
+class ProcessRun:
+    """Greedy answers, each prompt alone, and how they came about.
+
+    Attributes:
+        runner: class of the model runner.
+        compiled_graphs: graphs of the model that torch.compile made.
+    """
+
+    answers: list[Answer]
+    runner: str
+    compiled_graphs: int
 
 
 def answers_of_a_process(
@@ -23,8 +38,8 @@ def answers_of_a_process(
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     **options: Any,
-) -> tuple[list[Answer], str]:
-    """Greedy answers, each prompt alone, and the class of the model runner that gave them."""
+) -> ProcessRun:
+    """An engine's answers, in a process with this environment on top of ours."""
     content = run_in_process(
         "tests.support.answers",
         folder,
@@ -37,10 +52,12 @@ def answers_of_a_process(
         },
         timeout=900,
     )
-    return read_answers(content), content["runner"]
+    return ProcessRun(read_answers(content), content["runner"], content["compiled_graphs"])
 
 
 def main(request: Path, result: Path) -> None:
+    from torch._dynamo.utils import counters
+
     asked = json.loads(request.read_text())
     with engine(Path(asked["model"]), **asked["options"]) as running:
         answers = running.one_by_one(asked["prompts"], max_tokens=asked["max_tokens"])
@@ -50,6 +67,7 @@ def main(request: Path, result: Path) -> None:
                 {
                     "answers": [vars(answer) for answer in answers],
                     "runner": f"{runner.__module__}.{runner.__qualname__}",
+                    "compiled_graphs": counters["stats"]["unique_graphs"],
                 }
             )
         )
