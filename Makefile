@@ -38,7 +38,7 @@ demo: setup
 
 bench: setup
 	$(RUN) benchmarks/decode_bytes.py
-	$(RUN) -m vllm_dsv4.cli.main bench
+	$(RUN) -m vllm_dsv4.cli.main bench --out docs/benchmarks
 
 coupling: setup
 	$(RUN) tools/coupling.py

@@ -239,13 +239,14 @@ def check_rings_fit(ring_bytes: int, config: VllmConfig, memory: int, what: str)
     if kv_bytes:
         asked += f" and {kv_bytes / GIB:.2f} GiB of pages (--kv-cache-memory-bytes)"
     flag, value = _largest_part(ring_bytes, kv_bytes, config)
+    slots = "--max-num-seqs" if read_settings().slots is None else "VLLM_DSV4_SLOTS"
+    flags = (slots, "VLLM_DSV4_SNAPSHOT_SLOTS", "num_speculative_tokens", "--kv-cache-memory-bytes")
+    others = ", ".join(other for other in flags if not flag.endswith(other))
     raise Refusal(
         flag,
         value,
         f"{asked} are asked for, and {memory / GIB:.2f} GiB are there ({what})",
-        f"Lower {flag}, or another of --max-num-seqs, VLLM_DSV4_SLOTS, VLLM_DSV4_SNAPSHOT_SLOTS, "
-        "num_speculative_tokens and --kv-cache-memory-bytes; `vllm-dsv4 plan` suggests values "
-        "that fit",
+        f"Lower {flag}, or another of {others}; `vllm-dsv4 plan` suggests values that fit",
     )
 
 

@@ -1,6 +1,6 @@
 """Our environment variables, parsed in one place.
 
-All start with ``VLLM_DSV4_``: Ray copies only variables named ``VLLM_...`` to its workers.
+All start with ``VLLM_``, which is among what vLLM copies to Ray's ranks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Settings:
     check_checkpoint: bool = True
 
 
-_KNOWN = frozenset(
+VARIABLES = frozenset(
     PREFIX + name
     for name in (
         "RING",
@@ -62,11 +62,11 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         SettingError: a value that cannot be parsed, or an unknown ``VLLM_DSV4_`` name.
     """
     env = os.environ if environ is None else environ
-    unknown = sorted(name for name in env if name.startswith(PREFIX) and name not in _KNOWN)
+    unknown = sorted(name for name in env if name.startswith(PREFIX) and name not in VARIABLES)
     if unknown:
         raise SettingError(
             f"unknown environment variable {unknown[0]}={env[unknown[0]]!r}; known are "
-            f"{', '.join(sorted(_KNOWN))}. Unset it or correct its name."
+            f"{', '.join(sorted(VARIABLES))}. Unset it or correct its name."
         )
     attention = env.get(PREFIX + "ATTENTION", "triton")
     if attention not in ("triton", "native"):

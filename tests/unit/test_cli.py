@@ -1,5 +1,6 @@
 """The command line: help is cheap, and bad values are refused before anything is written."""
 
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -71,3 +72,14 @@ def test_make_tiny_refuses_a_file_for_a_folder(
     assert main(["make-tiny", str(out)]) == 2
     assert "is a file; give the path of a new or empty folder" in capsys.readouterr().err
     assert out.read_text() == "mine"
+
+
+def test_no_command_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "\n    doctor" in capsys.readouterr().err
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert re.fullmatch(r"vllm-dsv4 \d+\.\d+\.\d+\n", capsys.readouterr().out)

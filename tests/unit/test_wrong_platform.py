@@ -1,4 +1,4 @@
-"""The model refuses to be built where our platform did not take effect."""
+"""Where our platform did not take effect, and what it tells vLLM where it did."""
 
 from __future__ import annotations
 
@@ -25,3 +25,13 @@ def test_it_is_built_on_ours(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(vllm.platforms, "_current_platform", Dsv4CpuPlatform())
     require_our_platform()
+
+
+def test_vllm_knows_our_variables_and_still_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm_dsv4.platforms.cpu import Dsv4CpuPlatform
+
+    monkeypatch.setenv("VLLM_DSV4_SLOTS", "4")
+    Dsv4CpuPlatform.validate_environ(hard_fail=True)
+    monkeypatch.setenv("VLLM_DSV4_SLOTTS", "4")
+    with pytest.raises(ValueError, match="VLLM_DSV4_SLOTTS"):
+        Dsv4CpuPlatform.validate_environ(hard_fail=True)

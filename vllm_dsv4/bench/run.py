@@ -1,4 +1,4 @@
-"""Runs benchmarks by name: measures, draws, and writes ``docs/benchmarks.md`` from the JSON."""
+"""Runs benchmarks by name: measures, draws, and writes a document from the JSON."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 BENCHMARKS = ("planner", "scheduler", "cost", "engine", "prefix")
 
-FOLDER = Path("docs/benchmarks")
-"""Where JSON and plots go, under the working directory."""
+FOLDER = Path("benchmarks-of-vllm-dsv4")
+"""Where JSON and plots go, under the working directory; the document lies beside it."""
 
 
 class UnknownBenchmark(ValueError):

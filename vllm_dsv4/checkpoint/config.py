@@ -123,7 +123,8 @@ def config_json(shape: Shape, form: Form) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "use_cache": True,
         "num_hidden_layers": shape.layers,
-        "num_nextn_predict_layers": shape.mtp,
+        # vLLM divides by it where it is 0, before a plugin can say what is wrong.
+        **({"num_nextn_predict_layers": shape.mtp} if shape.mtp else {}),
         "compress_ratios": [*shape.ratios, *[0] * shape.mtp],
         "num_attention_heads": shape.heads,
         "num_key_value_heads": 1,

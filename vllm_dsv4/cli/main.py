@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import import_module
+from importlib import import_module, metadata
 from importlib.util import find_spec
 
 PACKAGE = "vllm_dsv4.cli"
@@ -30,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="vllm-dsv4", description="DeepSeek-V4 on vLLM with per-sequence rings."
     )
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    parser.add_argument("--version", action="version", version=f"vllm-dsv4 {_version()}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, text in offered.items():
         subparser = subparsers.add_parser(
             name, help=text, description=f"{text[0].upper()}{text[1:]}."
@@ -40,8 +41,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             module.add_arguments(subparser)
             subparser.set_defaults(run=module.run)
     args = parser.parse_args(arguments)
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        return 2
     status: int = args.run(args)
     return status
+
+
+def _version() -> str:
+    try:
+        return metadata.version("vllm-dsv4")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
 
 
 def _module(subcommand: str) -> str:

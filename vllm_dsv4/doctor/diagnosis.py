@@ -61,7 +61,7 @@ class Diagnosis:
 
     def describe(self) -> str:
         """The findings as lines: the verdict, its reasons, then everything else."""
-        lines = ["live: DSV4 is served on rings" if self.live else "NOT live"]
+        lines = ["live: DeepSeek-V4 is served on rings" if self.live else "NOT live"]
         lines += [f"  {reason}" for reason in self.reasons]
         lines += _block(
             "versions", [f"{k} {v or 'not installed'}" for k, v in self.versions.items()]
@@ -85,11 +85,11 @@ class Diagnosis:
             ],
         )
         lines += _block(
-            "workarounds",
-            [
-                f"{w.name}: {'in force' if w.in_force else 'not in force'}. {w.why}"
-                for w in self.workarounds
-            ],
+            "workarounds in force",
+            [f"{w.name}: {w.why.replace('``', '')}" for w in self.workarounds if w.in_force],
+        )
+        lines += _block(
+            "workarounds not needed here", [w.name for w in self.workarounds if not w.in_force]
         )
         lines += _block("devices", [_device(device) for device in self.devices])
         return "\n".join(lines)

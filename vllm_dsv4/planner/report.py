@@ -94,4 +94,9 @@ def _notes(plan: Plan) -> list[str]:
             f"{plan.rings.num_slots:,} run at once, one a slot. A higher --max-num-seqs lets more "
             f"run, at {plan.rings.bytes_per_slot / 1e6:.2f} MB of each card a slot."
         )
+    if not plan.options.enable_prefix_caching:
+        notes.append(
+            "Prefix caching, on in vLLM unless switched off, is not counted: "
+            "--enable-prefix-caching counts its snapshots."
+        )
     return notes

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from vllm_dsv4 import ranks
 from vllm_dsv4.entrypoints import ARCHITECTURE, DRAFT_ARCHITECTURE
 from vllm_dsv4.log import get_logger
 from vllm_dsv4.ray_cluster import check_ray_cluster
-from vllm_dsv4.refusals import check_all
+from vllm_dsv4.refusals import Refusal, check_all
 from vllm_dsv4.ring.plan import RETENTION_KEY
-from vllm_dsv4.settings import read_settings
+from vllm_dsv4.settings import VARIABLES, read_settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -64,8 +66,13 @@ def prepare_for_rings(vllm_config: VllmConfig) -> None:
             "Prefix caching is off: VLLM_DSV4_SNAPSHOT_SLOTS=0 leaves no room for snapshots."
         )
         cache.enable_prefix_caching = False
-    check_all(vllm_config)
-    check_ray_cluster(vllm_config)
+    try:
+        check_all(vllm_config)
+        check_ray_cluster(vllm_config)
+    except Refusal as refusal:
+        # Whoever validates the configuration wraps it in an error many lines long.
+        logger.error("vllm_dsv4 cannot serve %s: %s", ARCHITECTURE, refusal)
+        raise
     ranks.mark(vllm_config)
     from vllm_dsv4.metrics import show_on_metrics
 
@@ -74,6 +81,15 @@ def prepare_for_rings(vllm_config: VllmConfig) -> None:
 
 class RingPlatform:
     """Mixin for a vLLM platform class: register the ring spec and its manager."""
+
+    @classmethod
+    def validate_environ(cls, hard_fail: bool) -> None:
+        """vLLM warns of every ``VLLM_`` variable that it does not know: make ours known."""
+        from vllm import envs
+
+        for name in VARIABLES:
+            envs.environment_variables.setdefault(name, partial(os.environ.get, name))
+        super().validate_environ(hard_fail)  # type: ignore[misc]
 
     @classmethod
     def register_custom_kv_cache_specs(cls, vllm_config: VllmConfig) -> None:

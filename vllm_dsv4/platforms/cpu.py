@@ -49,8 +49,8 @@ class Dsv4CpuPlatform(RingPlatform, CpuPlatform):
         super().check_and_update_config(vllm_config)
         if scheduler.enable_chunked_prefill != chunked:
             logger.info_once(
-                "Chunked prefill and prefix caching stay as they were asked for: what vLLM says "
-                "about disabling them holds for its own path, and rings need no AMX."
+                "On rings, chunked prefill and prefix caching stay as they were asked for: that "
+                "vLLM disables them, as it says above, holds for its paged path."
             )
         scheduler.enable_chunked_prefill = chunked
         scheduler.max_num_batched_tokens = max_num_batched_tokens

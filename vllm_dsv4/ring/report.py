@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,17 +20,18 @@ def describe_rings(spec: RingSpec, num_blocks: int) -> str:
     slots = (spec.num_slots + 1) * spec.bytes_per_slot
     snapshots = spec.num_snapshots * spec.bytes_per_snapshot
     line = (
-        f"DeepSeek-V4 on rings: {spec.num_slots} slots of {spec.bytes_per_slot / MIB:.2f} MiB, one "
-        f"per running sequence"
+        f"vllm-dsv4 {metadata.version('vllm-dsv4')} serves DeepSeek-V4 on rings: {spec.num_slots} "
+        f"slots of {spec.bytes_per_slot / MIB:.2f} MiB, one per running sequence, and the null slot"
     )
     if spec.num_snapshots:
         line += (
-            f", and {spec.num_snapshots} prefix-cache snapshots of "
+            f"; {spec.num_snapshots} prefix-cache snapshots of "
             f"{spec.bytes_per_snapshot / MIB:.2f} MiB"
         )
     tokens = (num_blocks - 1) * spec.block_size
     return line + (
-        f": {(slots + snapshots) / MIB:.1f} MiB per model replica, outside the paged pool. The "
+        f": {(slots + snapshots) / MIB:.1f} MiB on each rank, outside the paged pool. The "
         f"pool's {num_blocks:,} blocks of {spec.block_size} tokens hold compressed history only, "
-        f"{tokens:,} tokens of it over all sequences; the window takes none of them."
+        f"{tokens:,} tokens of it over all sequences, the null block left out; the window takes "
+        "none of them."
     )
