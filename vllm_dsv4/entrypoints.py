@@ -11,6 +11,7 @@ import multiprocessing
 import sys
 from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
 
 from vllm_dsv4.settings import SettingError, read_settings
 from vllm_dsv4.versions import SUPPORTED_VLLM, unsupported_reason
@@ -25,6 +26,7 @@ CPU_MODELS = {
     DRAFT_ARCHITECTURE: "vllm_dsv4.models.draft_cpu:DeepSeekV4MTP",
 }
 CPU_PAGED_MODELS = {ARCHITECTURE: "vllm_dsv4.models.cpu_paged:PagedDeepseekV4ForCausalLM"}
+CPU_INFO = Path("/proc/cpuinfo")
 ROCM_PLATFORM = "vllm_dsv4.platforms.rocm.Dsv4RocmPlatform"
 ROCM_MODELS = {
     ARCHITECTURE: "vllm_dsv4.models.rocm:DeepseekV4ForCausalLM",
@@ -98,8 +100,17 @@ def _build_kind() -> str | None:
         return None
     if "cpu" in version:
         # vLLM's own platform for AMD Zen serves other models better than ours would.
-        return None if find_spec("zentorch") else "cpu"
+        return None if _is_amd_zen() and find_spec("zentorch") else "cpu"
     return "rocm" if _has_amd_card() else None
+
+
+def _is_amd_zen() -> bool:
+    """As vLLM tells its platform for AMD Zen: an AMD processor with AVX-512."""
+    try:
+        text = CPU_INFO.read_text()
+    except OSError:
+        return False
+    return "AuthenticAMD" in text and "avx512" in text
 
 
 def _has_amd_card() -> bool:

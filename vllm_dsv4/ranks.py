@@ -124,8 +124,12 @@ def _by_variable(settings: Settings) -> dict[str, object]:
 
 
 def own_variables() -> dict[str, str]:
-    """The ``VLLM_DSV4_`` environment of this process."""
-    return {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+    """The ``VLLM_DSV4_`` environment of this process, but for what each host may check or not."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(PREFIX) and not name.startswith(PREFIX + "CHECK_") and value
+    }
 
 
 @cache

@@ -14,6 +14,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from vllm_dsv4.refusals import Refusal
+from vllm_dsv4.settings import read_settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -23,7 +24,7 @@ BACKEND = "--distributed-executor-backend"
 ASK = """
 import json, os, ray
 try:
-    address = os.environ.get("RAY_ADDRESS", "auto")
+    address = os.environ.get("RAY_ADDRESS") or "auto"
     ray.init(address=address, logging_level="ERROR", log_to_driver=False)
     answer = {"resources": ray.cluster_resources()}
 except ConnectionError:
@@ -45,6 +46,8 @@ def check_ray_cluster(config: VllmConfig) -> None:
     parallel = config.parallel_config
     if parallel.distributed_executor_backend != "ray" or parallel.placement_group is not None:
         return
+    if not read_settings().check_ray:
+        return
     resources = cluster_resources()
     key = current_platform.ray_device_key
     if resources is None:
@@ -54,7 +57,7 @@ def check_ray_cluster(config: VllmConfig) -> None:
         raise Refusal(
             BACKEND,
             "ray",
-            "no Ray cluster runs here and RAY_ADDRESS names none",
+            "no Ray cluster answers, neither here nor at RAY_ADDRESS",
             f"Start one with `ray start --head --num-gpus {parallel.world_size}`",
         )
     devices = int(resources.get(key, 0))
@@ -71,7 +74,7 @@ def check_ray_cluster(config: VllmConfig) -> None:
         f"{parallel.world_size} ranks need a device ({key}) each, and the Ray cluster has "
         f"{devices}",
         f"Lower {flag}, start the other nodes first, or declare devices with "
-        "`ray start --num-gpus`",
+        "`ray start --num-gpus`; VLLM_DSV4_CHECK_RAY=0 waits for a cluster that grows by itself",
     )
 
 
@@ -81,7 +84,7 @@ def cluster_resources() -> dict[str, float] | None:
     Raises:
         Refusal: it does not answer, or runs other versions.
     """
-    address = os.environ.get("RAY_ADDRESS", "auto")
+    address = os.environ.get("RAY_ADDRESS") or "auto"
     try:
         done = subprocess.run(
             [sys.executable, "-c", ASK],

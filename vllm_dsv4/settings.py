@@ -29,6 +29,7 @@ class Settings:
         attention: ``VLLM_DSV4_ATTENTION``; on ROCm, our Triton kernels or vLLM's own.
         snapshot_slots: ``VLLM_DSV4_SNAPSHOT_SLOTS``; None means the default of ``snapshots``.
         snapshot_interval: ``VLLM_DSV4_SNAPSHOT_INTERVAL``; tokens, 0 for the last boundary only.
+        check_ray: ``VLLM_DSV4_CHECK_RAY``; False waits, as vLLM does, for devices that are missing.
         check_checkpoint: ``VLLM_DSV4_CHECK_CHECKPOINT``; False loads what vLLM alone would load.
     """
 
@@ -38,6 +39,7 @@ class Settings:
     attention: Literal["triton", "native"] = "triton"
     snapshot_slots: int | None = None
     snapshot_interval: int = 0
+    check_ray: bool = True
     check_checkpoint: bool = True
 
 
@@ -50,6 +52,7 @@ VARIABLES = frozenset(
         "ATTENTION",
         "SNAPSHOT_SLOTS",
         "SNAPSHOT_INTERVAL",
+        "CHECK_RAY",
         "CHECK_CHECKPOINT",
     )
 )
@@ -80,6 +83,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         attention=attention,  # type: ignore[arg-type]
         snapshot_slots=_count(env, "SNAPSHOT_SLOTS", minimum=0),
         snapshot_interval=_count(env, "SNAPSHOT_INTERVAL", minimum=0) or 0,
+        check_ray=_flag(env, "CHECK_RAY", True),
         check_checkpoint=_flag(env, "CHECK_CHECKPOINT", True),
     )
 

@@ -111,6 +111,17 @@ def test_a_reset_forgets_what_is_spent() -> None:
         assert hit_of(blocks, history(session, 1)) == BLOCK
 
 
+def test_what_is_spent_is_bounded_by_the_places() -> None:
+    """Over any number of resets, with a pool that never fills."""
+    blocks = Blocks(num_blocks=200, snapshots=8)
+    for _ in range(20):
+        serve(blocks, "first turn", history(1, 1))
+        serve(blocks, "second turn", history(1, 2))
+        serve(blocks, "third turn", history(1, 3))
+        assert blocks.manager.reset_prefix_cache()
+    assert len(blocks.rings.snapshots.eviction._spent) <= 8
+
+
 class Config:
     class cache_config:
         enable_prefix_caching = True

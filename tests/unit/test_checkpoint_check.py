@@ -284,6 +284,7 @@ def vllm_config(load_format: str = "auto", **parallel: bool) -> Any:
     return SimpleNamespace(
         load_config=SimpleNamespace(load_format=load_format),
         parallel_config=SimpleNamespace(**chosen),
+        speculative_config=None,
         model_config=SimpleNamespace(hf_config=hf_config(), model="org/model"),
     )
 
@@ -341,5 +342,64 @@ def test_who_knows_better_can_switch_the_check_off(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("VLLM_DSV4_CHECK_CHECKPOINT", "0")
     model = Model()
     model.expect_checkpoint(vllm_config())
+    model.load_weights([])
+    assert model.loads == 1
+
+
+@pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
+def test_no_memory_is_no_fault_of_the_checkpoint(error: type[Exception]) -> None:
+    """vLLM catches it to say what to lower."""
+
+    def weights() -> Iterator[tuple[str, Tensor]]:
+        yield from list(checkpoint().items())[:3]
+        raise error
+
+    model = Model()
+    model.expect_checkpoint(vllm_config())
+    with pytest.raises(error):
+        model.load_weights(weights())
+
+
+def test_a_quantised_tensor_that_vllm_keeps_wide_is_named() -> None:
+    name = "layers.2.attn.indexer.weights_proj.weight"
+    weights = checkpoint(released=True)
+    weights[name] = weights[name].to(torch.float8_e4m3fn)
+    with pytest.raises(
+        CheckpointError, match=rf"{name} is torch\.float8_e4m3fn, and vLLM does not"
+    ):
+        load(weights, quantisation=FP8)
+
+
+def test_a_narrow_expert_table_passes() -> None:
+    weights = checkpoint()
+    tables = [name for name in weights if name.endswith("tid2eid")]
+    assert tables
+    weights |= {name: weights[name].to(torch.uint8) for name in tables}
+    load(weights)
+
+
+@pytest.mark.parametrize(
+    ("load_format", "changes"),
+    [
+        ("sharded_state", {}),
+        ("auto", {"quantization_config": {"quant_method": "quark"}}),
+        ("auto", {"compression_config": {"format": "int-quantized"}}),
+    ],
+)
+def test_what_is_in_another_form_is_left_to_vllm(load_format: str, changes: dict[str, Any]) -> None:
+    config = vllm_config(load_format=load_format)
+    config.model_config.hf_config = hf_config(**changes)
+    model = Model()
+    model.expect_checkpoint(config)
+    model.load_weights([])
+    assert model.loads == 1
+
+
+def test_a_draft_checkpoint_of_its_own_is_left_to_vllm() -> None:
+    config = vllm_config()
+    draft = SimpleNamespace(model="org/another")
+    config.speculative_config = SimpleNamespace(draft_model_config=draft)
+    model = Model()
+    model.expect_checkpoint(config, drafts=True)
     model.load_weights([])
     assert model.loads == 1

@@ -14,7 +14,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.fake_distribution import add_distribution
-from vllm_dsv4.ranks import DISTRIBUTION, DriverMark, RankMismatch, driver_mark, installed_version
+from vllm_dsv4.ranks import (
+    DISTRIBUTION,
+    DriverMark,
+    RankMismatch,
+    driver_mark,
+    installed_version,
+    own_variables,
+)
 from vllm_dsv4.settings import PREFIX, Settings, read_settings
 
 RECEIVE = "import pickle, sys; print(pickle.load(sys.stdin.buffer))"
@@ -140,3 +147,9 @@ def test_a_copy_within_a_process_changes_no_setting(monkeypatch: pytest.MonkeyPa
     sent = this_driver(VLLM_DSV4_SLOTS="5")
     assert copy.deepcopy({"mark": sent}) == {"mark": sent}
     assert "VLLM_DSV4_SLOTS" not in os.environ
+
+
+def test_what_a_host_checks_or_leaves_empty_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_DSV4_CHECK_CHECKPOINT", "0")
+    monkeypatch.setenv("VLLM_DSV4_SNAPSHOT_SLOTS", "")
+    assert own_variables() == {}

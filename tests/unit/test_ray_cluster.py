@@ -79,3 +79,11 @@ def test_a_cluster_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ray_cluster, "ANSWER_SECONDS", 0.2)
     with pytest.raises(Refusal, match=r"^RAY_ADDRESS=10\.0\.0\.1:6379: no answer within"):
         check_ray_cluster(config(tensor=2))
+
+
+def test_a_cluster_that_grows_by_itself_may_be_waited_for(
+    cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster({"GPU": 0.0})
+    monkeypatch.setenv("VLLM_DSV4_CHECK_RAY", "0")
+    check_ray_cluster(config(tensor=2))

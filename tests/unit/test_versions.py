@@ -100,7 +100,12 @@ def test_choosing_the_platform_imports_nothing_of_vllm_or_torch() -> None:
 def test_vllms_platform_for_amd_zen_is_left_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "cpuinfo").write_text("vendor_id : AuthenticAMD\nflags : avx512f\n")
+    (tmp_path / "another").write_text("vendor_id : GenuineIntel\nflags : avx512f\n")
+    monkeypatch.setattr(entrypoints, "CPU_INFO", tmp_path / "cpuinfo")
     assert entrypoints.platform() == entrypoints.CPU_PLATFORM
     (tmp_path / "zentorch.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     assert entrypoints.platform() is None
+    monkeypatch.setattr(entrypoints, "CPU_INFO", tmp_path / "another")
+    assert entrypoints.platform() == entrypoints.CPU_PLATFORM

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vllm_dsv4.checkpoint.expected import scale_names
 from vllm_dsv4.checkpoint.files import damaged_files
-from vllm_dsv4.checkpoint.names import Kind, Spec
+from vllm_dsv4.checkpoint.names import Kind, Quant, Spec
 from vllm_dsv4.checkpoint.quantise import BLOCK, GROUP
 
 PACKED = (torch.int8, torch.uint8)
@@ -26,6 +26,8 @@ QUANTISED = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, *PACKED)
 SCALE = ".scale"
 SCALES = ("weight_scale", "weight_scale_inv")
 """Ends of the names of vLLM's parameters for scales."""
+OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
+"""No fault of the checkpoint: vLLM has advice of its own."""
 SHOWN = 5
 REMEDY = (
     "Fetch the checkpoint again, or give it the config.json that it was saved with. If it is as "
@@ -77,6 +79,8 @@ class CheckedWeights:
             except StopIteration:
                 self._ended = True
                 return
+            except OUT_OF_MEMORY:
+                raise
             except Exception as error:
                 raise self._unreadable(error) from error
             self._check(name, tensor)
@@ -135,14 +139,16 @@ class CheckedWeights:
             self._check_scale(name, tensor)
             return
         shape = spec.shape
-        if tensor.dtype in QUANTISED:
+        if tensor.dtype in QUANTISED and spec.kind is not Kind.EXPERT_TABLE:
             self._check_declared(name, tensor)
+            if spec.quant is Quant.NONE:
+                raise self._refused(f"tensor {name} is {tensor.dtype}, and vLLM does not scale it")
             self._need_scales.append(spec)
             self._check_pair(spec, tensor.dtype)
         elif tensor.is_floating_point() is (spec.kind is Kind.EXPERT_TABLE):
             kind = "whole numbers" if spec.kind is Kind.EXPERT_TABLE else "fractions"
             raise self._refused(f"tensor {name} is {tensor.dtype}, and must hold {kind}")
-        if tensor.dtype in PACKED:
+        if tensor.dtype in PACKED and spec.kind is not Kind.EXPERT_TABLE:
             shape = (*shape[:-1], shape[-1] // 2)
         self._check_shape(name, tuple(tensor.shape), shape)
 

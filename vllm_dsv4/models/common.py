@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from vllm_dsv4.checkpoint.check import CheckedWeights, CheckpointError
+from vllm_dsv4.checkpoint.check import OUT_OF_MEMORY, CheckedWeights, CheckpointError
 from vllm_dsv4.checkpoint.expected import expected_tensors
 from vllm_dsv4.ring.geometry import layer_ratios
 from vllm_dsv4.settings import read_settings
@@ -48,6 +48,12 @@ def local_ratios(attentions: Iterable[Any]) -> tuple[int, ...]:
     )
 
 
+STREAMED_FORMATS = ("auto", "hf", "safetensors", "pt", "fastsafetensors", "runai_streamer")
+"""Values of ``--load-format`` that load by ``load_weights``, all of it at once."""
+RELEASED_METHODS = ("fp8", "deepseek_v4_fp8")
+"""Quantisation methods whose tensors ``checkpoint.names`` knows. vLLM judges the others."""
+
+
 class LoadsWholeCheckpoint:
     """Mixin for a model: its first load must find all that ``config.json`` asks for, and fit.
 
@@ -60,7 +66,7 @@ class LoadsWholeCheckpoint:
 
     def expect_checkpoint(self, vllm_config: VllmConfig, drafts: bool = False) -> None:
         """Check the next load. Args: drafts: this model has the draft layers, and no others."""
-        if vllm_config.load_config.load_format != "dummy" and read_settings().check_checkpoint:
+        if read_settings().check_checkpoint and _can_be_judged(vllm_config, drafts):
             self._expected, self._drafts = vllm_config, drafts
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
@@ -70,13 +76,25 @@ class LoadsWholeCheckpoint:
         checked = checked_weights(weights, vllm_config, self._drafts)
         try:
             loaded: set[str] = super().load_weights(checked)  # type: ignore[misc]
-        except CheckpointError:
+        except (CheckpointError, *OUT_OF_MEMORY):
             raise
         except Exception as error:
             raise checked.explain(error) from error
         checked.check_complete()
         checked.check_scaled((name for name, _ in self.named_parameters()), loaded)  # type: ignore[attr-defined]
         return loaded
+
+
+def _can_be_judged(vllm_config: VllmConfig, drafts: bool) -> bool:
+    """Whether the load streams through the model, in the naming and the formats of a release."""
+    if vllm_config.load_config.load_format not in STREAMED_FORMATS:
+        return False
+    model, speculative = vllm_config.model_config, vllm_config.speculative_config
+    if drafts and speculative and speculative.draft_model_config.model != model.model:
+        return False
+    quantisation = getattr(model.hf_config, "quantization_config", None) or {}
+    elsewhere = getattr(model.hf_config, "compression_config", None)
+    return not elsewhere and quantisation.get("quant_method", "fp8") in RELEASED_METHODS
 
 
 def checked_weights(

@@ -45,6 +45,9 @@ class EvictionOrder:
 
     def publish(self, block: KVCacheBlock, boundary: int, shared: bool) -> Snapshot:
         snapshot = Snapshot(block, boundary, shared)
+        before = self._published.get(block.block_id)
+        if before is not None:
+            self._spent.pop(before, None)
         self._published[block.block_id] = snapshot
         return snapshot
 

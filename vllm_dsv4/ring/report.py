@@ -30,7 +30,7 @@ def describe_rings(spec: RingSpec, num_blocks: int) -> str:
         )
     tokens = (num_blocks - 1) * spec.block_size
     return line + (
-        f": {(slots + snapshots) / MIB:.1f} MiB on each rank, outside the paged pool. The "
+        f": {(slots + snapshots) / MIB:.1f} MiB per model replica, outside the paged pool. The "
         f"pool's {num_blocks:,} blocks of {spec.block_size} tokens hold compressed history only, "
         f"{tokens:,} tokens of it over all sequences, the null block left out; the window takes "
         "none of them."
