@@ -177,4 +177,4 @@ def test_the_command_is_installed_and_says_that_the_plugin_is_live(
         [str(command), "doctor"], cwd=installed.empty, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("live: DSV4 is served on rings")
+    assert done.stdout.startswith("live: DeepSeek-V4 is served on rings")
