@@ -7,18 +7,7 @@ import itertools
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
-from tests.support.blocks import BLOCK, Blocks, block_hasher, make_request
-
-
-def serve(blocks: Blocks, request: Request) -> int:
-    """Prefill the request, end it, begin the next step; return the tokens that were cached."""
-    hit = int(blocks.manager.get_computed_blocks(request)[1])
-    assert blocks.admit(request) is not None
-    request.status = RequestStatus.FINISHED_STOPPED
-    blocks.manager.free(request)
-    blocks.manager.new_step_starts()
-    blocks.rings.check_integrity()
-    return hit
+from tests.support.blocks import BLOCK, Blocks, block_hasher, make_request, serve
 
 
 def test_two_long_interleaved_sessions_keep_their_hits() -> None:

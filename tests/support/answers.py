@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.engine import Answer, engine
-from tests.support.process import read_answers, run_in_process
+from tests.support.process import engine_request, read_answers, run_in_process
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,7 @@ def answers_of_a_process(
         "tests.support.answers",
         folder,
         os.environ | env,
-        {
-            "model": str(model),
-            "prompts": [list(prompt) for prompt in prompts],
-            "max_tokens": max_tokens,
-            "options": options,
-        },
+        engine_request(model, prompts, max_tokens, options),
         timeout=900,
     )
     return ProcessRun(read_answers(content), content["runner"], content["compiled_graphs"])

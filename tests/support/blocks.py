@@ -14,7 +14,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, MLAAttentionSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from vllm_dsv4.ring.manager import RingManager
 from vllm_dsv4.ring.spec import RingSpec, make_ring_spec
@@ -141,3 +141,14 @@ def make_request(
         pooling_params=None,
         block_hasher=block_hasher(block_size),
     )
+
+
+def serve(blocks: Blocks, request: Request) -> int:
+    """Prefill the request, end it, begin the next step; return the tokens that were cached."""
+    hit = int(blocks.manager.get_computed_blocks(request)[1])
+    assert blocks.admit(request) is not None
+    request.status = RequestStatus.FINISHED_STOPPED
+    blocks.manager.free(request)
+    blocks.manager.new_step_starts()
+    blocks.rings.check_integrity()
+    return hit

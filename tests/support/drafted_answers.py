@@ -17,7 +17,7 @@ from typing import Any
 from tests.support.drafts import watching_drafts
 from tests.support.engine import Answer, engine
 from tests.support.interpreter import boolean_masks
-from tests.support.process import read_answers, run_in_process
+from tests.support.process import engine_request, read_answers, run_in_process
 
 SECOND_RUNNER = "vllm.v1.worker.cpu.model_runner.CPUModelRunner"
 
@@ -43,12 +43,7 @@ def drafts_of_the_second_runner(
         "tests.support.drafted_answers",
         folder,
         os.environ | {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"},
-        {
-            "model": str(model),
-            "prompts": [list(prompt) for prompt in prompts],
-            "max_tokens": max_tokens,
-            "options": options,
-        },
+        engine_request(model, prompts, max_tokens, options),
         timeout=900,
     )
     assert content["runner"] == SECOND_RUNNER

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,18 @@ def run_in_process(
     assert done.returncode == 0, f"{done.returncode}: {done.stdout[-4000:]}{done.stderr[-4000:]}"
     content: dict[str, Any] = json.loads(result.read_text())
     return content
+
+
+def engine_request(
+    model: Path, prompts: Sequence[Sequence[int]], max_tokens: int, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a process is asked to start an engine with, and to answer."""
+    return {
+        "model": str(model),
+        "prompts": [list(prompt) for prompt in prompts],
+        "max_tokens": max_tokens,
+        "options": dict(options),
+    }
 
 
 def read_answers(content: Mapping[str, Any]) -> list[Answer]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.engine import Answer
-from tests.support.process import read_answers, run_in_process
+from tests.support.process import engine_request, read_answers, run_in_process
 from tests.support.server import environment
 
 EVERY = 4
@@ -63,13 +63,7 @@ def run_of_ranks(
         "tests.support.ranks",
         folder,
         environment() | inside | env,
-        {
-            "model": str(model),
-            "prompts": [list(prompt) for prompt in prompts],
-            "max_tokens": max_tokens,
-            "every": every,
-            "options": options,
-        },
+        engine_request(model, prompts, max_tokens, options) | {"every": every},
         timeout=600,
     )
     return RankRun(answers=read_answers(content), looks=[Look(**look) for look in content["looks"]])

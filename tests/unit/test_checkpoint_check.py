@@ -3,67 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tests.support.checkpoints import FP8, SHAPE, Weights, checkpoint, hf_config, load
 from vllm_dsv4.checkpoint.check import CheckedWeights, CheckpointError
-from vllm_dsv4.checkpoint.config import Form, Shape, config_json
-from vllm_dsv4.checkpoint.expected import ServedShape, expected_tensors
-from vllm_dsv4.checkpoint.names import FLOAT32_KINDS, Kind, Quant, Spec, tensors
-from vllm_dsv4.models.common import LoadsWholeCheckpoint
-
-SHAPE = ServedShape(ratios=(0, 0, 4, 128), vocab=512, mtp=1, experts=4, hashed=frozenset({0, 1}))
-FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-E8M0 = torch.float8_e8m0fnu
-Weights = dict[str, Tensor]
-
-
-def hf_config(shape: Shape = SHAPE, **changes: Any) -> SimpleNamespace:
-    return SimpleNamespace(**config_json(shape, Form.BF16) | changes)
-
-
-def stored(spec: Spec, released: bool) -> Weights:
-    """Empty tensors as a file of either form has them."""
-    if spec.kind is Kind.EXPERT_TABLE:
-        return {spec.name: torch.empty(spec.shape, dtype=torch.int32, device="meta")}
-    dtype = torch.float32 if spec.kind in FLOAT32_KINDS else torch.bfloat16
-    if not released or spec.quant is Quant.NONE:
-        return {spec.name: torch.empty(spec.shape, dtype=dtype, device="meta")}
-    (rows, columns), scale = spec.shape, spec.name.removesuffix("weight") + "scale"
-    if spec.quant is Quant.BLOCK_FP8:
-        weight = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device="meta")
-        blocks = (-(-rows // 128), -(-columns // 128))
-    else:
-        weight = torch.empty(rows, columns // 2, dtype=torch.int8, device="meta")
-        blocks = (rows, columns // 32)
-    return {scale: torch.empty(blocks, dtype=E8M0, device="meta"), spec.name: weight}
-
-
-def checkpoint(released: bool = False, shape: Shape = SHAPE) -> Weights:
-    return {k: v for spec in tensors(shape) for k, v in stored(spec, released).items()}
-
-
-def load(
-    weights: Weights | Iterable[tuple[str, Tensor]],
-    quantisation: dict[str, Any] | None = None,
-    drafts: bool = False,
-    config: Any = None,
-    where: str = "org/model",
-) -> list[str]:
-    """Names that passed."""
-    pairs = weights.items() if isinstance(weights, dict) else weights
-    expected = expected_tensors(config or hf_config(), SHAPE.ratios, drafts)
-    checked = CheckedWeights(pairs, expected, quantisation, where)
-    passed = [name for name, _ in checked]
-    checked.check_complete()
-    return passed
+from vllm_dsv4.checkpoint.expected import expected_tensors
+from vllm_dsv4.checkpoint.names import tensors
 
 
 @pytest.mark.parametrize("drafts", [False, True])
@@ -254,112 +205,6 @@ def test_a_damaged_index_is_named(folder: Path, content: str) -> None:
         load({}, where=str(folder))
 
 
-class Loader:
-    """What vLLM's models do, reduced: take every tensor, and say what was filled."""
-
-    def __init__(self, fails_at: str = "", parameters: tuple[str, ...] = ("a.weight",)) -> None:
-        self.fails_at = fails_at
-        self.parameters = parameters
-        self.loads = 0
-
-    def named_parameters(self) -> list[tuple[str, None]]:
-        return [(name, None) for name in self.parameters]
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        self.loads += 1
-        for name, _ in weights:
-            if name == self.fails_at:
-                raise AssertionError
-        if self.fails_at == "the end":
-            raise ValueError("draft weights missing")
-        return {"a.weight"}
-
-
-class Model(LoadsWholeCheckpoint, Loader):
-    pass
-
-
-def vllm_config(load_format: str = "auto", **parallel: bool) -> Any:
-    chosen = {"enable_expert_parallel": False, "enable_ep_weight_filter": False} | parallel
-    return SimpleNamespace(
-        load_config=SimpleNamespace(load_format=load_format),
-        parallel_config=SimpleNamespace(**chosen),
-        speculative_config=None,
-        model_config=SimpleNamespace(hf_config=hf_config(), model="org/model"),
-    )
-
-
-def test_a_failure_of_vllms_loader_gets_the_tensors_name() -> None:
-    model = Model(fails_at="layers.2.attn.wq_b.weight")
-    model.expect_checkpoint(vllm_config())
-    with pytest.raises(CheckpointError, match=r"tensor layers\.2\.attn\.wq_b.*AssertionError"):
-        model.load_weights(checkpoint().items())
-
-
-def test_a_failure_at_the_end_names_what_never_came_or_is_told_as_it_is() -> None:
-    model = Model(fails_at="the end")
-    model.expect_checkpoint(vllm_config(), drafts=True)
-    with pytest.raises(CheckpointError, match=r"missing: mtp\.0\.enorm\.weight"):
-        model.load_weights((n, t) for n, t in checkpoint().items() if "mtp" not in n)
-    model.expect_checkpoint(vllm_config())
-    with pytest.raises(CheckpointError, match="loading failed: ValueError: draft weights missing"):
-        model.load_weights(checkpoint().items())
-
-
-def test_only_the_first_load_must_be_whole() -> None:
-    model = Model()
-    model.expect_checkpoint(vllm_config())
-    with pytest.raises(CheckpointError):
-        model.load_weights([])
-    assert model.load_weights([]) == {"a.weight"}
-
-
-def test_dummy_weights_expect_no_checkpoint() -> None:
-    model = Model()
-    model.expect_checkpoint(vllm_config(load_format="dummy"))
-    model.load_weights([])
-    assert model.loads == 1
-
-
-def test_experts_that_vllm_leaves_in_the_file_are_not_missed() -> None:
-    config = vllm_config(enable_expert_parallel=True, enable_ep_weight_filter=True)
-    model = Model()
-    model.expect_checkpoint(config)
-    model.load_weights((n, t) for n, t in checkpoint().items() if ".experts.3." not in n)
-    model.expect_checkpoint(config)
-    with pytest.raises(CheckpointError, match="gate"):
-        model.load_weights((n, t) for n, t in checkpoint().items() if ".gate." not in n)
-
-
-def test_a_quantised_layer_that_got_no_scales_is_named() -> None:
-    model = Model(parameters=("a.weight", "a.weight_scale_inv"))
-    model.expect_checkpoint(vllm_config())
-    with pytest.raises(CheckpointError, match=r"no scales for a\.weight_scale_inv"):
-        model.load_weights(checkpoint().items())
-
-
-def test_who_knows_better_can_switch_the_check_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_DSV4_CHECK_CHECKPOINT", "0")
-    model = Model()
-    model.expect_checkpoint(vllm_config())
-    model.load_weights([])
-    assert model.loads == 1
-
-
-@pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
-def test_no_memory_is_no_fault_of_the_checkpoint(error: type[Exception]) -> None:
-    """vLLM catches it to say what to lower."""
-
-    def weights() -> Iterator[tuple[str, Tensor]]:
-        yield from list(checkpoint().items())[:3]
-        raise error
-
-    model = Model()
-    model.expect_checkpoint(vllm_config())
-    with pytest.raises(error):
-        model.load_weights(weights())
-
-
 def test_a_quantised_tensor_that_vllm_keeps_wide_is_named() -> None:
     name = "layers.2.attn.indexer.weights_proj.weight"
     weights = checkpoint(released=True)
@@ -376,30 +221,3 @@ def test_a_narrow_expert_table_passes() -> None:
     assert tables
     weights |= {name: weights[name].to(torch.uint8) for name in tables}
     load(weights)
-
-
-@pytest.mark.parametrize(
-    ("load_format", "changes"),
-    [
-        ("sharded_state", {}),
-        ("auto", {"quantization_config": {"quant_method": "quark"}}),
-        ("auto", {"compression_config": {"format": "int-quantized"}}),
-    ],
-)
-def test_what_is_in_another_form_is_left_to_vllm(load_format: str, changes: dict[str, Any]) -> None:
-    config = vllm_config(load_format=load_format)
-    config.model_config.hf_config = hf_config(**changes)
-    model = Model()
-    model.expect_checkpoint(config)
-    model.load_weights([])
-    assert model.loads == 1
-
-
-def test_a_draft_checkpoint_of_its_own_is_left_to_vllm() -> None:
-    config = vllm_config()
-    draft = SimpleNamespace(model="org/another")
-    config.speculative_config = SimpleNamespace(draft_model_config=draft)
-    model = Model()
-    model.expect_checkpoint(config, drafts=True)
-    model.load_weights([])
-    assert model.loads == 1
