@@ -261,7 +261,8 @@ def _largest_part(ring_bytes: int, kv_bytes: int, config: VllmConfig) -> tuple[s
     if ring_bytes - sizes.total_bytes > sizes.total_bytes:
         return "--max-num-batched-tokens", scheduler.max_num_batched_tokens
     if snapshots > slots:
-        return "VLLM_DSV4_SNAPSHOT_SLOTS", sizes.num_snapshots
+        default = "" if settings.snapshot_slots is not None else " (the default)"
+        return "VLLM_DSV4_SNAPSHOT_SLOTS", f"{sizes.num_snapshots}{default}"
     if sizes.lookahead > geometry.SWA_WINDOW:
         return "--speculative-config num_speculative_tokens", sizes.lookahead
     if settings.slots is not None:

@@ -53,9 +53,19 @@ def test_every_window_and_state_cache_is_a_ring(tiny) -> None:
     assert model.arena.nbytes == ring_geometry(config).total_bytes
 
 
-def test_rings_that_the_card_cannot_hold_are_refused(tiny) -> None:
+@pytest.mark.parametrize(
+    ("snapshots", "named"),
+    [
+        (None, r"VLLM_DSV4_SNAPSHOT_SLOTS=64 \(the default\)"),
+        ("32", r"VLLM_DSV4_SNAPSHOT_SLOTS=32"),
+        ("1", r"--max-num-seqs=6"),
+    ],
+)
+def test_rings_that_the_card_cannot_hold_are_refused(tiny, monkeypatch, snapshots, named) -> None:
+    if snapshots is not None:
+        monkeypatch.setenv("VLLM_DSV4_SNAPSHOT_SLOTS", snapshots)
     config = make_config(tiny())
-    with pytest.raises(Refusal, match=r"--max-num-seqs=6: .* GiB of rings are asked for"):
+    with pytest.raises(Refusal, match=named + r": .* GiB of rings are asked for"):
         build(config, free=1 << 20)
 
 
