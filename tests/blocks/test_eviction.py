@@ -119,7 +119,7 @@ class Config:
 
 
 @pytest.mark.parametrize(
-    ("slots", "expected"), [(1, 64), (16, 64), (33, 132), (128, 512), (256, 512), (1024, 1024)]
+    ("slots", "expected"), [(1, 256), (64, 256), (65, 260), (128, 512), (256, 512), (1024, 1024)]
 )
 def test_snapshots_by_default(slots: int, expected: int) -> None:
     config: Any = Config()

@@ -56,7 +56,7 @@ def test_every_window_and_state_cache_is_a_ring(tiny) -> None:
 @pytest.mark.parametrize(
     ("snapshots", "named"),
     [
-        (None, r"VLLM_DSV4_SNAPSHOT_SLOTS=64 \(the default\)"),
+        (None, r"VLLM_DSV4_SNAPSHOT_SLOTS=256 \(the default\)"),
         ("32", r"VLLM_DSV4_SNAPSHOT_SLOTS=32"),
         ("1", r"--max-num-seqs=6"),
     ],

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from vllm_dsv4.ring.spec import RingSpec
 
-DEFAULT_SNAPSHOTS = (64, 512)
+DEFAULT_SNAPSHOTS = (256, 512)
 """Least and most snapshot slots by default. What counts is sessions that come back, of which there
 are several for each sequence that runs."""
 SNAPSHOTS_PER_SLOT = 4
