@@ -61,10 +61,8 @@ def copy_rows(source: torch.Tensor, target: torch.Tensor, shape: RingShape, copy
     """
     if copy.source.numel() == 0:
         return
-    from_block, from_row = copy.source // shape.rows, copy.source % shape.rows
-    to_block, to_row = copy.target // shape.rows, copy.target % shape.rows
     for rows_from, rows_to in zip(_pieces(source, shape), _pieces(target, shape), strict=True):
-        rows_to[to_block, to_row] = rows_from[from_block, from_row]
+        rows_to[copy.target_place] = rows_from[copy.source_place]
 
 
 def _pieces(buffer: torch.Tensor, shape: RingShape) -> list[torch.Tensor]:

@@ -23,10 +23,27 @@ from vllm_dsv4.ring.step import RingStep, SnapshotOrders, ranges
 
 @dataclass(frozen=True)
 class RowCopy:
-    """Rows to copy between a ring and the staging buffer, as flat row numbers (int64)."""
+    """Rows to copy between a ring and the staging buffer, the same for all layers of a kind.
+
+    Attributes:
+        source: int64 ``[copies]``, flat row numbers.
+        target: the same.
+        rows: rows of a block on both sides.
+    """
 
     source: torch.Tensor
     target: torch.Tensor
+    rows: int
+
+    @cached_property
+    def source_place(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Block, and row within it, of each source row."""
+        return self.source // self.rows, self.source % self.rows
+
+    @cached_property
+    def target_place(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Block, and row within it, of each target row."""
+        return self.target // self.rows, self.target % self.rows
 
 
 class StagingPlan:
@@ -68,16 +85,25 @@ class StagingPlan:
     @cached_property
     def prefill_write(self) -> torch.Tensor:
         """``[prefill tokens]``: staging row of each prefill token."""
-        return self._staging_row(slice(None), self._prefill_positions)
+        return self._staging_shift + self._prefill_positions
 
     @cached_property
     def prefill_read(self) -> torch.Tensor:
-        """``[prefill tokens, window]``: staging rows of the positions that each token reads."""
-        positions = self._window_positions(self._prefill_positions)
-        rows = self._staging_row((slice(None), None), positions)
-        # Positions older than the staged tail belong to closed groups, which no token reads.
-        staged = positions >= self._tail_first[self._prefill_req][:, None]
-        return torch.where(staged & (positions >= 0), rows, -1)
+        """``[prefill tokens, window]``: staging rows of the positions that each token reads.
+
+        A token's rows are neighbours in staging, so their numbers need no modulo of each.
+        """
+        positions = self._prefill_positions
+        first = positions - (self.window - 1)
+        offsets = torch.arange(self.window, device=positions.device)
+        if self.ratio:
+            # Positions older than the staged tail belong to closed groups, which no token reads.
+            oldest = self._tail_first[self._prefill_req]
+            read = offsets >= (oldest - first)[:, None]
+        else:
+            first = first.clamp(min=0)
+            read = offsets <= (positions - first)[:, None]
+        return torch.where(read, (self._staging_shift + first)[:, None] + offsets, -1)
 
     @cached_property
     def ring_to_staging(self) -> RowCopy:
@@ -87,6 +113,7 @@ class StagingPlan:
         return RowCopy(
             source=flat_row(slots, positions, self.rows),
             target=self._tail_base[req] + positions - self._tail_first[req],
+            rows=self.rows,
         )
 
     @cached_property
@@ -117,6 +144,7 @@ class StagingPlan:
         return RowCopy(
             source=flat_row(slots, positions, self.rows),
             target=flat_row(orders.slot[order], positions, self.rows),
+            rows=self.rows,
         )
 
     def _snapshot_first(self, orders: SnapshotOrders) -> torch.Tensor:
@@ -128,6 +156,7 @@ class StagingPlan:
         return RowCopy(
             source=self._tail_base[request] + positions - self._tail_first[request],
             target=flat_row(slots, positions, self.rows),
+            rows=self.rows,
         )
 
     @cached_property
@@ -160,9 +189,10 @@ class StagingPlan:
         lengths = self._end - self._tail_first
         return lengths.cumsum(0) - lengths
 
-    def _staging_row(self, index: object, positions: torch.Tensor) -> torch.Tensor:
-        shift = (self._tail_base - self._tail_first)[self._prefill_req]
-        return shift[index] + positions
+    @cached_property
+    def _staging_shift(self) -> torch.Tensor:
+        """``[prefill tokens]``: staging row less position, the same for a request's tokens."""
+        return (self._tail_base - self._tail_first)[self._prefill_req]
 
     def _window_positions(self, positions: torch.Tensor) -> torch.Tensor:
         """``[tokens, window]``, -1 where there is no such position.
