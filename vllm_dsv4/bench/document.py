@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from vllm_dsv4.bench.paired import spread
 from vllm_dsv4.planner.models import RELEASED
 
 Data = dict[str, Any]
@@ -170,18 +171,29 @@ def _engine(data: Data) -> str:
         [
             f"{case['kind']}, {case['requests']} requests",
             f"{case['ratio']:.2f}x",
+            spread(case),
             " / ".join(f"{case[side]['ms']:.1f}" for side in ("rings", "paged")),
             " / ".join(f"{case[side]['tokens_per_second']:,.0f}" for side in ("rings", "paged")),
         ]
         for case in data["cases"]
     ]
-    header = ["engine on the CPU", "time", "ms, rings / paged", "tokens/s, rings / paged"]
+    header = [
+        "engine on the CPU", "time", "lowest to highest", "ms, rings / paged",
+        "tokens/s, rings / paged",
+    ]  # fmt: skip
     return (
-        f"{data['model']}. Two engines in turn on the same machine, eager mode, "
-        f"{data['repeats']} rounds; both gave the same tokens in every round. Decode: lower "
-        "quartile of all steps. Prefill: of the time until all prompts of 512 tokens were computed "
-        "(2,048 tokens a step on both sides). A small model on a CPU: read the ratio, not the "
-        "tokens.\n\n" + table(header, rows)
+        f"{data['model']}. Two engines in turn on the same machine, eager mode; both gave the same "
+        "tokens in every round. Decode: the median step. Prefill: the time until all prompts of "
+        "512 tokens were computed (2,048 tokens a step on both sides). A small model on a CPU: "
+        f"read the ratio, not the tokens. {_paired(data)}\n\n" + table(header, rows)
+    )
+
+
+def _paired(data: Data) -> str:
+    return (
+        f"Both engines were started {data['starts']} times, since the same code differs by a few "
+        f"percent from one process to the next: the ratio is the median over starts, each the "
+        f"median of {data['rounds']} rounds' ratios."
     )
 
 
@@ -200,7 +212,7 @@ def _prefix(data: Data) -> str:
         [
             f"{case['requests']} x {case['tokens']} tokens",
             f"{case['ratio']:.3f}x",
-            "{:.3f} to {:.3f}".format(*case["ratio_quartiles"]),
+            spread(case),
             f"{case['on_ms']:.1f} / {case['off_ms']:.1f}",
         ]
         for case in data["cost"]
@@ -231,11 +243,11 @@ def _prefix(data: Data) -> str:
             hits,
         )
         + f"\nEngine on the CPU, make-tiny: rings with prefix caching on over rings with it off, "
-        f"prompts never asked before, CPU time from submission to the answer, {data['repeats']} "
-        "rounds, both engines in turn. First, a repeated prompt hit and gave the cold answer; in "
-        "every round both engines gave the same tokens. The ratio is the median of the rounds' "
-        "ratios; nothing that snapshots do could bring it below 1, so what is below is noise.\n\n"
-        + table(["prefill", "CPU time", "quartiles", "median CPU ms, on / off"], cost)
+        "prompts never asked before, CPU time from submission to the answer, both engines in turn. "
+        "First, a repeated prompt hit and gave the cold answer; in every round both engines gave "
+        f"the same tokens. {_paired(data)} Nothing that snapshots do could bring it below 1: what "
+        "is below is noise.\n\n"
+        + table(["prefill", "CPU time", "lowest to highest", "median CPU ms, on / off"], cost)
         + "\n"
         + table(["one snapshot of", "MiB"], sizes)
     )  # fmt: skip

@@ -133,6 +133,7 @@ def draw_engine(data: dict[str, Any], folder: Path) -> list[str]:
             [str(case["requests"]) for case in cases],
             [case["paged"]["ms"] for case in cases],
             [case["rings"]["ms"] for case in cases],
+            [case["ratio"] for case in cases],
         )
         unit = "ms a step" if kind == "decode" else "ms for all prompts of 512 tokens"
         axis.set_title(f"{kind}, {unit}", fontsize=11)
@@ -143,7 +144,7 @@ def draw_engine(data: dict[str, Any], folder: Path) -> list[str]:
 
 
 def draw_prefix(data: dict[str, Any], folder: Path) -> list[str]:
-    """Tokens not recomputed of each trace, and each round's prefill ratio."""
+    """Tokens not recomputed of each trace, and the prefill ratio with its range."""
     figure, axes = panels(2, "Prefix caching: what it saves, and what snapshots cost")
     traces = data["traces"]
     paired_bars(
@@ -156,7 +157,7 @@ def draw_prefix(data: dict[str, Any], folder: Path) -> list[str]:
     axes[0].legend(loc="lower left", fontsize=9, frameon=True)
     axes[0].tick_params(axis="x", labelsize=9)
     for n, case in enumerate(data["cost"]):
-        low, high = case["ratio_quartiles"]
+        low, high = min(case["ratio_of_starts"]), max(case["ratio_of_starts"])
         axes[1].errorbar(
             [n], [case["ratio"]], [[case["ratio"] - low], [high - case["ratio"]]],
             fmt="o", capsize=5, color=COLOURS["rings"],
@@ -168,7 +169,7 @@ def draw_prefix(data: dict[str, Any], folder: Path) -> list[str]:
     )
     axes[1].set_xlim(-0.5, len(data["cost"]) - 0.5)
     axes[1].set_title(
-        "prefill, CPU time, snapshots on over off\n(median and quartiles)", fontsize=11
+        "prefill, CPU time, snapshots on over off\n(median and range over starts)", fontsize=11
     )
     save(figure, folder / "prefix.png")
     return ["prefix.png"]

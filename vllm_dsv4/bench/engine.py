@@ -13,15 +13,19 @@ import random
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import IO, Any, Self
 
 from tqdm import tqdm
 
-from vllm_dsv4.bench.drive import SIDES
+from vllm_dsv4.bench.paired import PairedTimes, spread
 from vllm_dsv4.checkpoint.config import Shape
 from vllm_dsv4.checkpoint.write import make_tiny
 
+STARTS = 3
+"""Of both engines (see ``paired``)."""
 REQUESTS = (1, 4, 16)
 PREFILL_TOKENS = 512
 DECODE_PROMPT_TOKENS = 200
@@ -38,7 +42,6 @@ class Engine:
 
     def __init__(self, side: str, model: Path, log: Path, prefix_caching: bool = False) -> None:
         self.side = side
-        self.last_tokens: list[list[int]] = []
         self._log = log
         read, write = os.pipe()
         environment = {
@@ -91,29 +94,31 @@ class Engine:
 
 def measure(quick: bool = False) -> dict[str, Any]:
     """Decode and prefill with 1 to 16 requests. Raises AssertionError where tokens differ."""
-    repeats = 4 if quick else 12
+    starts, rounds = (1, 4) if quick else (STARTS, 6)
+    cases = [Case(kind, n) for kind in ("decode", "prefill") for n in REQUESTS]
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         make_tiny(model)
-        with (
-            Engine("paged", model, Path(folder) / "paged.log") as paged,
-            Engine("rings", model, Path(folder) / "rings.log") as rings,
-        ):
-            engines = [paged, rings]
-            for engine in engines:
-                engine.wait_until_ready()
-            cases = [(kind, n) for kind in ("decode", "prefill") for n in REQUESTS]
-            results = [
-                _case(engines, kind, requests, repeats)
-                for kind, requests in tqdm(cases, desc="engine", unit="case")
-            ]
+        with tqdm(total=starts * len(cases), desc="engine", unit="case") as bar:
+            for start in range(starts):
+                with (
+                    Engine("paged", model, Path(folder) / "paged.log") as paged,
+                    Engine("rings", model, Path(folder) / "rings.log") as rings,
+                ):
+                    paged.wait_until_ready()
+                    rings.wait_until_ready()
+                    for case in cases:
+                        case.measure(rings, paged, start, rounds)
+                        bar.update()
+    results = [case.summary() for case in cases]
     for result in results:
         print(headline(result), flush=True)
     shape = Shape()
     return {
         "model": f"make-tiny, {shape.layers} layers of ratios {','.join(map(str, shape.ratios))}, "
         f"hidden size {shape.hidden}, {shape.experts} experts, bf16",
-        "repeats": repeats,
+        "starts": starts,
+        "rounds": rounds,
         "cases": results,
     }
 
@@ -122,48 +127,56 @@ def headline(result: dict[str, Any]) -> str:
     what = "step" if result["kind"] == "decode" else "all prompts"
     return (
         f"{result['kind']}, {result['requests']} requests: time {result['ratio']:.2f}x "
-        f"({result['rings']['ms']:.1f} ms against {result['paged']['ms']:.1f}, {what}; "
+        f"({spread(result)}; {what}: {result['rings']['ms']:.1f} ms against "
+        f"{result['paged']['ms']:.1f}; "
         f"{result['rings']['tokens_per_second']:.0f} tokens/s against "
         f"{result['paged']['tokens_per_second']:.0f}), tokens equal"
     )
 
 
-def _case(engines: list[Engine], kind: str, requests: int, repeats: int) -> dict[str, Any]:
-    """Measure in turn; the first round warms up and is dropped."""
-    length, max_tokens = (
-        (DECODE_PROMPT_TOKENS, DECODE_TOKENS) if kind == "decode" else (PREFILL_TOKENS, 1)
-    )
-    times: dict[str, list[float]] = {side: [] for side in SIDES}
-    prefill_steps: dict[str, int] = {}
-    for repeat in range(repeats + 1):
-        rng = random.Random(f"{kind}/{requests}/{repeat}")
-        prompts = [rng.choices(range(2, VOCABULARY), k=length) for _ in range(requests)]
-        for engine in engines if repeat % 2 else reversed(engines):
-            answer = engine.generate(prompts, max_tokens)
-            seconds = answer["seconds"]
-            prefill_steps[engine.side] = len(seconds["prefill"])
-            engine.last_tokens = answer["tokens"]
-            if repeat:
-                times[engine.side] += (
-                    seconds["decode"] if kind == "decode" else [sum(seconds["prefill"])]
-                )
-        first, second = engines
-        assert first.last_tokens == second.last_tokens, (
-            f"{kind} with {requests} requests: rings gave other tokens than the paged path"
+@dataclass
+class Case:
+    """One kind of work with so many requests at once."""
+
+    kind: str
+    requests: int
+    times: PairedTimes = field(default_factory=PairedTimes)
+    prefill_steps: dict[str, int] = field(default_factory=dict)
+
+    def measure(self, rings: Engine, paged: Engine, start: int, rounds: int) -> None:
+        """Measure in turn; the first round warms up and is dropped."""
+        length, max_tokens = (
+            (DECODE_PROMPT_TOKENS, DECODE_TOKENS) if self.kind == "decode" else (PREFILL_TOKENS, 1)
         )
-    tokens = requests * (1 if kind == "decode" else PREFILL_TOKENS)
-    result: dict[str, Any] = {"kind": kind, "requests": requests, "tokens_equal": True}
-    for side in SIDES:
-        typical = _lower_quartile(times[side])
-        result[side] = {
-            "ms": typical * 1e3,
-            "tokens_per_second": tokens / typical,
-            "prefill_steps": prefill_steps[side],
-        }
-    result["ratio"] = result["rings"]["ms"] / result["paged"]["ms"]
-    return result
+        measured = []
+        for number in range(rounds + 1):
+            rng = random.Random(f"{self.kind}/{self.requests}/{start}/{number}")
+            prompts = [rng.choices(range(2, VOCABULARY), k=length) for _ in range(self.requests)]
+            answers: dict[str, dict[str, Any]] = {}
+            for engine in (rings, paged) if number % 2 else (paged, rings):
+                answers[engine.side] = engine.generate(prompts, max_tokens)
+            assert answers["rings"]["tokens"] == answers["paged"]["tokens"], (
+                f"{self.kind} with {self.requests} requests: rings gave other tokens than the "
+                "paged path"
+            )
+            times = {side: self._seconds(answer) for side, answer in answers.items()}
+            measured.append((times["rings"], times["paged"]))
+            for side, answer in answers.items():
+                self.prefill_steps[side] = len(answer["seconds"]["prefill"])
+        self.times.add_start(measured[1:])
 
+    def _seconds(self, answer: dict[str, Any]) -> float:
+        """Of a typical decode step, or of all prefill steps."""
+        seconds: dict[str, list[float]] = answer["seconds"]
+        return median(seconds["decode"]) if self.kind == "decode" else sum(seconds["prefill"])
 
-def _lower_quartile(values: list[float]) -> float:
-    """A typical time on a machine that others disturb: they only ever add."""
-    return sorted(values)[len(values) // 4]
+    def summary(self) -> dict[str, Any]:
+        tokens = self.requests * (1 if self.kind == "decode" else PREFILL_TOKENS)
+        result = {"kind": self.kind, "requests": self.requests, "tokens_equal": True}
+        for side, seconds in zip(("rings", "paged"), self.times.seconds, strict=True):
+            result[side] = {
+                "ms": seconds * 1e3,
+                "tokens_per_second": tokens / seconds,
+                "prefill_steps": self.prefill_steps[side],
+            }
+        return result | self.times.summary()

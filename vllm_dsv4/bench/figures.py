@@ -42,15 +42,22 @@ def save(figure: Any, path: Path) -> None:
     plt.close(figure)
 
 
-def paired_bars(axis: Any, names: list[str], paged: list[float], rings: list[float]) -> None:
-    """One pair of bars a name, with the ratio rings/paged above the rings' bar."""
+def paired_bars(
+    axis: Any,
+    names: list[str],
+    paged: list[float],
+    rings: list[float],
+    ratios: list[float] | None = None,
+) -> None:
+    """One pair of bars a name, with its ratio (rings / paged if not given) above the rings' bar."""
     width = 0.38
     for offset, side, values in ((-0.5, "paged", paged), (0.5, "rings", rings)):
         where = [n + offset * width for n in range(len(names))]
         axis.bar(where, values, width, color=COLOURS[side], label=LABELS[side])
     top = max([*paged, *rings])
-    for n, (a, b) in enumerate(zip(paged, rings, strict=True)):
-        if a:
-            axis.text(n + 0.5 * width, b + 0.015 * top, f"{b / a:.2f}x", ha="center", fontsize=9)
+    ratios = ratios or [b / a if a else 0 for a, b in zip(paged, rings, strict=True)]
+    for n, (b, ratio) in enumerate(zip(rings, ratios, strict=True)):
+        if ratio:
+            axis.text(n + 0.5 * width, b + 0.015 * top, f"{ratio:.2f}x", ha="center", fontsize=9)
     axis.set_xticks(range(len(names)), names)
     axis.set_ylim(0, 1.12 * top)

@@ -11,17 +11,16 @@ import gc
 import os
 import random
 import tempfile
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 from unittest import mock
 
 from tqdm import tqdm
 
 from vllm_dsv4.bench.drive import SIDES, Drive
-from vllm_dsv4.bench.engine import VOCABULARY, Engine
+from vllm_dsv4.bench.engine import STARTS, VOCABULARY, Engine
+from vllm_dsv4.bench.paired import PairedTimes, spread
 from vllm_dsv4.bench.simulate import STEP_TIMES, Run, simulate
 from vllm_dsv4.bench.traffic import K, Session, Shape, chats, long_sessions
 from vllm_dsv4.checkpoint.config import Shape as TinyShape
@@ -42,9 +41,6 @@ OPTIONS = PlanOptions(
 which no trace here reaches."""
 
 SNAPSHOT_SLOTS = "VLLM_DSV4_SNAPSHOT_SLOTS"
-
-SWITCHES = ("off", "on")
-"""Prefix caching, and with it snapshots."""
 
 PREFILLS = ((1, 1000), (4, 512))
 """Requests at once, and tokens of each. A prompt of 512 tokens, of whole blocks, leaves two
@@ -79,7 +75,7 @@ class Trace:
 def traces(quick: bool) -> list[Trace]:
     """A chat whose every prompt is the conversation so far, and a few long sessions at once.
 
-    Then a chat of more users than there are snapshots, at the default count of them and at more.
+    Then a chat of many more users than slots, with the default snapshots and with fewer than users.
     """
     count, turns = (30, 4) if quick else (100, 6)
     start, long_turns = (4 * K, 4) if quick else (24 * K, 10)
@@ -89,22 +85,23 @@ def traces(quick: bool) -> list[Trace]:
         Trace("chat", f"Chat, {count} users, {turns} turns", chats(count, turns)),
         Trace("long", "8 long sessions, interleaved", long_sessions(8, long_turns, start)),
         Trace("crowd", f"Chat, {len(crowd)} users, {few} slots", crowd, few),
-        Trace("more", f"The same, {2 * len(crowd)} snapshots", crowd, few, 2 * len(crowd)),
+        Trace("scarce", f"The same, {len(crowd)} snapshots", crowd, few, len(crowd)),
     ]
 
 
 def measure(quick: bool = False) -> dict[str, Any]:
     """Hit rates, cost and bytes. Raises AssertionError where a run is not correct."""
     hits = [_hit_rates(trace) for trace in traces(quick)]
-    repeats = 4 if quick else 15
-    cost = _cost(repeats)
+    starts, rounds = (1, 4) if quick else (STARTS, 8)
+    cost = _cost(starts, rounds)
     data: dict[str, Any] = {
         "model": OPTIONS.model.name,
         "gpu_memory_gib": OPTIONS.gpu_memory_gib,
         "max_num_seqs": OPTIONS.max_num_seqs,
         "max_num_batched_tokens": OPTIONS.max_num_batched_tokens,
         "traces": hits,
-        "repeats": repeats,
+        "starts": starts,
+        "rounds": rounds,
         "cost": cost,
         "snapshot_bytes": snapshot_bytes(),
     }
@@ -126,8 +123,8 @@ def headlines(data: dict[str, Any]) -> list[str]:
     for case in data["cost"]:
         lines.append(
             f"prefill, {case['requests']} x {case['tokens']} tokens: CPU time with snapshots "
-            f"{case['ratio']:.3f}x ({case['on_ms']:.1f} ms against {case['off_ms']:.1f}), a hit "
-            "and every answer equal the cold one"
+            f"{case['ratio']:.3f}x ({spread(case)}; {case['on_ms']:.1f} ms against "
+            f"{case['off_ms']:.1f}), a hit and every answer equal the cold one"
         )
     sizes = ", ".join(f"{n} {b / 2**20:.2f} MiB" for n, b in data["snapshot_bytes"].items())
     return [*lines, f"one snapshot: {sizes}"]
@@ -175,64 +172,69 @@ def _hit_rates(trace: Trace) -> dict[str, Any]:
     return result
 
 
-def _cost(repeats: int) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+def _cost(starts: int, rounds: int) -> list[dict[str, Any]]:
+    """Prefill with snapshots over prefill without, for each of ``PREFILLS``."""
+    times = {case: PairedTimes() for case in PREFILLS}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tqdm(total=starts * len(PREFILLS), desc="prefill", unit="case", leave=False) as bar,
+    ):
         model = Path(folder) / "model"
         make_tiny(model)
-        engines = {}
-        for switch in SWITCHES:
-            log = Path(folder) / f"{switch}.log"
-            engine = Engine("rings", model, log, prefix_caching=switch == "on")
-            engines[switch] = stack.enter_context(engine)
-        for engine in engines.values():
-            engine.wait_until_ready()
-        _check_a_hit(engines)
-        return [
-            _prefill(engines, requests, tokens, repeats)
-            for requests, tokens in tqdm(PREFILLS, desc="prefill", unit="case", leave=False)
-        ]
+        for start in range(starts):
+            with (
+                Engine("rings", model, Path(folder) / "off.log") as off,
+                Engine("rings", model, Path(folder) / "on.log", prefix_caching=True) as on,
+            ):
+                off.wait_until_ready()
+                on.wait_until_ready()
+                _check_a_hit(on, off)
+                for case, collected in times.items():
+                    collected.add_start(_prefill(on, off, case, start, rounds))
+                    bar.update()
+    return [_cost_of(case, collected) for case, collected in times.items()]
 
 
-def _check_a_hit(engines: dict[str, Engine]) -> None:
+def _check_a_hit(on: Engine, off: Engine) -> None:
     """Asked twice, the engine with snapshots answers the second time from its cache, and equally.
 
     Raises:
         AssertionError: no hit, or another answer than the cold one.
     """
     prompt = _prompts("check", 1, 700)
-    cold = engines["off"].generate(prompt, 8)
-    first, second = (engines["on"].generate(prompt, 8) for _ in range(2))
+    cold = off.generate(prompt, 8)
+    first, second = (on.generate(prompt, 8) for _ in range(2))
     assert (cold["cached"], first["cached"], second["cached"]) == ([0], [0], [512])
     assert cold["tokens"] == first["tokens"] == second["tokens"], "a hit gave another answer"
 
 
 def _prefill(
-    engines: dict[str, Engine], requests: int, tokens: int, repeats: int
-) -> dict[str, Any]:
-    """Both engines in turn on prompts that were never asked before; one round warms up.
+    on: Engine, off: Engine, case: tuple[int, int], start: int, rounds: int
+) -> list[tuple[float, float]]:
+    """CPU seconds of both engines in turn, on prompts never asked before; one round warms up."""
+    requests, tokens = case
+    seconds = []
+    for number in range(rounds + 1):
+        prompts = _prompts(f"{requests}/{tokens}/{start}/{number}", requests, tokens)
+        answers: dict[Engine, dict[str, Any]] = {}
+        for engine in (on, off) if number % 2 else (off, on):
+            answers[engine] = engine.generate(prompts, 1)
+        assert answers[on]["cached"] == [0] * requests, "the prompts were to be new"
+        assert answers[on]["tokens"] == answers[off]["tokens"], "tokens differ"
+        seconds.append((answers[on]["cpu_seconds"], answers[off]["cpu_seconds"]))
+    return seconds[1:]
 
-    The ratio is the median of the rounds' ratios: what disturbs the machine for longer than a
-    round meets both.
-    """
-    seconds: dict[str, list[float]] = {switch: [] for switch in SWITCHES}
-    for repeat in range(repeats + 1):
-        prompts = _prompts(f"{requests}/{tokens}/{repeat}", requests, tokens)
-        answers: dict[str, dict[str, Any]] = {}
-        for switch in SWITCHES if repeat % 2 else reversed(SWITCHES):
-            answers[switch] = engines[switch].generate(prompts, 1)
-            if repeat:
-                seconds[switch].append(answers[switch]["cpu_seconds"])
-        assert answers["on"]["cached"] == [0] * requests, "the prompts were to be new"
-        assert answers["on"]["tokens"] == answers["off"]["tokens"], "tokens differ"
-    ratios = sorted(on / off for on, off in zip(seconds["on"], seconds["off"], strict=True))
+
+def _cost_of(case: tuple[int, int], times: PairedTimes) -> dict[str, Any]:
+    on, off = times.seconds
+    requests, tokens = case
     return {
         "requests": requests,
         "tokens": tokens,
-        "on_ms": median(seconds["on"]) * 1e3,
-        "off_ms": median(seconds["off"]) * 1e3,
-        "ratio": median(ratios),
-        "ratio_quartiles": [ratios[len(ratios) // 4], ratios[len(ratios) * 3 // 4]],
+        "on_ms": on * 1e3,
+        "off_ms": off * 1e3,
         "tokens_equal": True,
+        **times.summary(),
     }
 
 
