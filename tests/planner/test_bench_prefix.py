@@ -8,7 +8,7 @@ from vllm_dsv4.bench.document import write_document
 from vllm_dsv4.bench.draw import draw_prefix
 from vllm_dsv4.bench.traffic import chats, long_sessions
 
-CASE = {"requests": 1, "tokens": 512, "ratio": 1.01, "ratio_quartiles": [1.0, 1.02],
+CASE = {"requests": 1, "tokens": 512, "ratio": 1.01, "ratio_of_starts": [1.0, 1.01, 1.02],
         "on_ms": 101.0, "off_ms": 100.0}  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def test_the_document_says_where_rings_hit_less_and_why(tmp_path: Path):
     data = {
         "benchmark": "prefix", "quick": True, "conditions": run.conditions(),
         "model": "DeepSeek-V4-Flash", "gpu_memory_gib": 100.0, "max_num_seqs": 1024,
-        "max_num_batched_tokens": 8192, "traces": [trace], "repeats": 4, "cost": [CASE],
+        "max_num_batched_tokens": 8192, "traces": [trace], "starts": 3, "rounds": 4, "cost": [CASE],
         "snapshot_bytes": prefix.snapshot_bytes(),
     }  # fmt: skip
     data["plots"] = draw_prefix(data, folder)
@@ -69,6 +69,6 @@ def test_the_document_says_where_rings_hit_less_and_why(tmp_path: Path):
     text = write_document(folder).read_text()
     assert "Rings hit less in: Few slots." in text
     assert "VLLM_DSV4_SNAPSHOT_SLOTS" in text
-    assert "1.010x" in text
+    assert "| 1.010x | 1.000 to 1.020 over 3 starts |" in text
     assert (folder / "prefix.png").stat().st_size > 10_000
     assert any("LOWER" in line for line in prefix.headlines(data))

@@ -37,6 +37,26 @@ def test_the_table_says_what_was_planned_and_both_capacities(capsys: pytest.Capt
     assert "one a slot" in text
 
 
+def test_a_plan_without_prefix_caching_says_what_vllms_default_makes_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["plan", "flash"]) == 0
+    note = capsys.readouterr().out.splitlines()[-1]
+    assert main(["plan", "flash", "--enable-prefix-caching"]) == 0
+    counted = capsys.readouterr().out
+    ratio, tokens = counted.split()[1], counted.split()[9].rstrip(",")
+    assert f"Its 512 snapshots take 2.35 GiB: {ratio}, {tokens} tokens" in note
+    assert "not counted" not in counted
+
+    assert main(["plan", "flash", "--gpu-memory-gib", "6", "--max-model-len", "8192"]) == 0
+    note = capsys.readouterr().out.splitlines()[-1]
+    assert "its snapshots would not fit" in note and "VLLM_DSV4_SNAPSHOT_SLOTS" in note
+
+    monkeypatch.setenv("VLLM_DSV4_SNAPSHOT_SLOTS", "0")
+    assert main(["plan", "flash"]) == 0
+    assert "Prefix caching" not in capsys.readouterr().out
+
+
 def test_flags_that_do_not_fit_end_with_flags_that_do(capsys: pytest.CaptureFixture[str]):
     assert main(["plan", "flash", "--gpu-memory-gib", "3"]) == 1
     assert "Any one of these fits: --max-num-seqs " in capsys.readouterr().err

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vllm_dsv4.planner.options import GIB, PlanOptions
-from vllm_dsv4.planner.plan import Plan
+from vllm_dsv4.planner.plan import DoesNotFit, Plan, make_plan
 
 
 def describe(plan: Plan) -> str:
@@ -95,8 +97,24 @@ def _notes(plan: Plan) -> list[str]:
             f"run, at {plan.rings.bytes_per_slot / 1e6:.2f} MB of each card a slot."
         )
     if not plan.options.enable_prefix_caching:
-        notes.append(
-            "Prefix caching, on in vLLM unless switched off, is not counted: "
-            "--enable-prefix-caching counts its snapshots."
-        )
+        notes += _with_prefix_caching(plan.options)
     return notes
+
+
+def _with_prefix_caching(options: PlanOptions) -> list[str]:
+    """What vLLM's default makes of a plan that leaves it out."""
+    note = "Prefix caching, on in vLLM unless switched off, is not counted above"
+    try:
+        plan = make_plan(replace(options, enable_prefix_caching=True))
+    except DoesNotFit as error:
+        return [
+            f"{note}, and its snapshots would not fit: {error} Lower VLLM_DSV4_SNAPSHOT_SLOTS, or "
+            "switch it off with --no-enable-prefix-caching."
+        ]
+    if plan.num_snapshots == 0:
+        return []
+    snapshots = plan.num_snapshots * plan.bytes_per_snapshot / GIB
+    return [
+        f"{note}. Its {plan.num_snapshots:,} snapshots take {snapshots:.2f} GiB: "
+        f"{plan.token_ratio:.2f}x, {plan.rings.tokens:,} tokens (--enable-prefix-caching)."
+    ]
