@@ -11,11 +11,13 @@ from time import thread_time_ns
 from typing import Any
 
 from tqdm import tqdm
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request, RequestStatus
 
 from vllm_dsv4.bench.drive import SIDES, Drive
 from vllm_dsv4.planner.models import RELEASED
 from vllm_dsv4.planner.options import PlanOptions
+from vllm_dsv4.ring.manager import RingManager
 
 RUNNING = (16, 64, 256)
 PROMPT_TOKENS = 1024
@@ -48,7 +50,8 @@ def headline(result: dict[str, Any]) -> str:
     return (
         f"{result['running']} decoding requests, prefix caching {caching}: block management "
         f"{ratio['manager']:.2f}x ({rings['manager_us']:.0f} us a step against "
-        f"{paged['manager_us']:.0f}), whole scheduler step {ratio['step']:.2f}x "
+        f"{paged['manager_us']:.0f}; {ratio['idle']:.2f}x with a ring manager that does nothing), "
+        f"whole scheduler step {ratio['step']:.2f}x "
         f"({rings['step_us']:.0f} against {paged['step_us']:.0f}), freeing a request "
         f"{ratio['free']:.2f}x ({rings['free_us']:.1f} against {paged['free_us']:.1f})"
     )
@@ -56,6 +59,10 @@ def headline(result: dict[str, Any]) -> str:
 
 def _case(running: int, caching: bool, chunks: int) -> dict[str, Any]:
     drives = {side: _decoding(side, running, caching) for side in SIDES}
+    idle = _decoding("rings", running, caching)
+    assert idle.ring_manager is not None
+    idle.ring_manager.__class__ = IdleRingManager
+    idle_us: list[float] = []
     step_us: dict[str, list[float]] = {side: [] for side in SIDES}
     manager_us: dict[str, list[float]] = {side: [] for side in SIDES}
     gc.collect()
@@ -65,6 +72,7 @@ def _case(running: int, caching: bool, chunks: int) -> dict[str, Any]:
             step_us[side].append(_time_steps(drive))
         for side, drive in drives.items():
             manager_us[side].append(_time_manager(drive))
+        idle_us.append(_time_manager(idle))
     gc.unfreeze()
     _check_equal(drives)
     result: dict[str, Any] = {"running": running, "prefix_caching": caching}
@@ -81,7 +89,32 @@ def _case(running: int, caching: bool, chunks: int) -> dict[str, Any]:
         key: result["rings"][f"{key}_us"] / result["paged"][f"{key}_us"]
         for key in ("step", "manager", "free")
     }
+    result["ratio"]["idle"] = min(idle_us) / result["paged"]["manager_us"]
     return result
+
+
+class IdleRingManager(RingManager):
+    """A ring manager that does nothing in a step: what no block manager can cost less than.
+
+    The rest of the KV cache manager's time is vLLM's own, spent on the paged group and on asking.
+    """
+
+    def get_num_blocks_to_allocate(self, request_id: str, *args: Any, **kwargs: Any) -> int:
+        return 0
+
+    def allocate_new_blocks(
+        self, request_id: str, num_tokens: int, num_tokens_main_model: int
+    ) -> list[KVCacheBlock]:
+        return []
+
+    def cache_blocks(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def remove_skipped_blocks(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def new_step_starts(self) -> None:
+        pass
 
 
 def _decoding(side: str, running: int, caching: bool) -> Drive:
