@@ -13,20 +13,17 @@ import triton
 import triton.language as tl
 
 from . import fp8_ds_mla, tiles
-from .caches import (
-    CompressedKeys,
-    KeyCache,
-    check_cos_sin,
-    check_int,
-    check_queries,
-    check_sink,
-    row_format,
+from .attention import (
+    BLOCK_H,
+    attention_arguments,
+    check_attention,
+    isa_constants,
+    isa_types,
 )
+from .caches import CompressedKeys, KeyCache, check_int
 from .join import join
 from .launch import KV_DTYPES, NUM_WARPS, block_k, choose_num_splits, compute_units
 from .variants import KernelVariant
-
-BLOCK_H = 16
 
 _HEAD_DIM = tl.constexpr(fp8_ds_mla.HEAD_DIM)
 
@@ -177,18 +174,14 @@ def decode(
     No device value is read on the host. Raises ValueError for what the kernel cannot take.
     """
     out = torch.empty_like(queries) if out is None else out
-    check_queries(queries, out)
+    check_attention(
+        queries, ring, positions, window=window, sink=sink, compressed=compressed,
+        inverse_rope=inverse_rope, out=out,
+    )  # fmt: skip
     num_tokens, num_heads, _ = queries.shape
     check_int("slots", slots, 1, (torch.int32,))
-    check_int("positions", positions, 1, (torch.int32, torch.int64))
     if len(slots) != num_tokens or len(positions) != num_tokens:
         raise ValueError(f"{num_tokens} tokens, {len(slots)} slots, {len(positions)} positions")
-    if window > ring.rows:
-        raise ValueError(f"a ring of {ring.rows} rows does not hold a window of {window}")
-    check_sink(sink, num_heads)
-    check_cos_sin(inverse_rope)
-    if compressed is not None and len(compressed.indices) != num_tokens:
-        raise ValueError(f"{num_tokens} tokens, indices for {len(compressed.indices)}")
     if num_tokens == 0:
         return out
 
@@ -205,44 +198,17 @@ def decode(
         part_m, part_l = queries.new_empty((2, *shape), dtype=torch.float32)
         part_a = queries.new_empty((*shape, fp8_ds_mla.HEAD_DIM), dtype=torch.float32)
 
-    compressed_format = 0
-    if compressed is not None:
-        compressed_format = row_format(compressed.cache.dtype, ring.dtype)
+    arguments = attention_arguments(
+        queries, ring, positions, scale=scale, window=window, sink=sink, compressed=compressed,
+        inverse_rope=inverse_rope, out=out,
+    )  # fmt: skip
     decode_kernel[(num_tokens, num_splits, triton.cdiv(num_heads, BLOCK_H))](
-        queries,
-        ring.buffer,
-        slots,
-        positions,
-        None if compressed is None else compressed.cache.buffer,
-        None if compressed is None else compressed.indices,
-        None if compressed is None else compressed.lengths,
-        sink,
-        inverse_rope,
-        out,
-        part_m,
-        part_l,
-        part_a,
-        queries.stride(0),
-        queries.stride(1),
-        ring.stride,
-        0 if compressed is None else compressed.cache.stride,
-        0 if compressed is None else compressed.indices.stride(0),
-        0 if inverse_rope is None else inverse_rope.stride(0),
-        out.stride(0),
-        out.stride(1),
-        num_heads,
-        scale * tiles.LOG2_E.value,
-        WINDOW=window,
-        RING_ROWS=ring.rows,
-        RING_FORMAT=row_format(ring.dtype, ring.dtype),
-        HAS_COMPRESSED=compressed is not None,
-        COMPRESSED_ROWS=1 if compressed is None else compressed.cache.rows,
-        COMPRESSED_FORMAT=compressed_format,
-        HAS_SINK=sink is not None,
-        ROTATE=inverse_rope is not None,
+        **arguments,
+        slots_ptr=slots,
+        part_m_ptr=part_m,
+        part_l_ptr=part_l,
+        part_a_ptr=part_a,
         NUM_SPLITS=num_splits,
-        BLOCK_H=BLOCK_H,
-        BLOCK_K=block_k(ring.dtype),
         num_warps=NUM_WARPS,
     )
     if part_m is not None:
@@ -252,52 +218,27 @@ def decode(
 
 def isa_variants() -> list[KernelVariant]:
     """The shapes that are launched: formats by card, one share and several, 16 heads and more."""
-    pointers = {
-        "q_ptr": "*bf16:16",
-        "ring_ptr": "*u8:16",
-        "slots_ptr": "*i32:16",
-        "positions_ptr": "*i64:16",
-        "compressed_ptr": "*u8:16",
-        "indices_ptr": "*i32:16",
-        "lengths_ptr": "*i32:16",
-        "sink_ptr": "*fp32:16",
-        "cos_sin_ptr": "*fp32:16",
-        "out_ptr": "*bf16:16",
-        "part_m_ptr": "*fp32:16",
-        "part_l_ptr": "*fp32:16",
-        "part_a_ptr": "*fp32:16",
-    }
-    strides = [name for name in decode_kernel.arg_names if "_stride" in name]
+    types = isa_types(
+        decode_kernel,
+        cos_sin_ptr="*fp32:16",
+        part_m_ptr="*fp32:16",
+        part_l_ptr="*fp32:16",
+        part_a_ptr="*fp32:16",
+    )
     variants = []
     for arch, ring_dtype in KV_DTYPES:
-        is_fp8 = ring_dtype != torch.bfloat16
-        compressed_dtype = torch.float8_e4m3fn if is_fp8 else torch.bfloat16
         for has_compressed, num_splits in ((False, 1), (False, 4), (True, 1), (True, 8)):
-            rows = "fp8" if is_fp8 else "bf16"
+            rows = "bf16" if ring_dtype == torch.bfloat16 else "fp8"
             source = "window+compressed" if has_compressed else "window"
             ending = "one share" if num_splits == 1 else f"{num_splits} shares"
             variants.append(
                 KernelVariant(
                     kernel=decode_kernel,
                     name=f"{rows}, {source}, {ending}",
-                    types={
-                        **pointers,
-                        **dict.fromkeys(strides, "i32:16"),
-                        "num_heads": "i32:16",
-                        "qk_scale": "fp32",
-                    },
+                    types=types,
                     constants={
-                        "WINDOW": 128,
-                        "RING_ROWS": 128,
-                        "RING_FORMAT": row_format(ring_dtype, ring_dtype),
-                        "HAS_COMPRESSED": has_compressed,
-                        "COMPRESSED_ROWS": 64,
-                        "COMPRESSED_FORMAT": row_format(compressed_dtype, ring_dtype),
-                        "HAS_SINK": True,
-                        "ROTATE": True,
+                        **isa_constants(ring_dtype, has_compressed, rotate=True),
                         "NUM_SPLITS": num_splits,
-                        "BLOCK_H": BLOCK_H,
-                        "BLOCK_K": block_k(ring_dtype),
                     },
                     num_warps=NUM_WARPS,
                     archs=(arch,),

@@ -11,20 +11,16 @@ import triton
 import triton.language as tl
 
 from . import tiles
-from .caches import (
-    CompressedKeys,
-    KeyCache,
-    check_cos_sin,
-    check_int,
-    check_queries,
-    check_rows,
-    check_sink,
-    row_format,
+from .attention import (
+    BLOCK_H,
+    attention_arguments,
+    check_attention,
+    isa_constants,
+    isa_types,
 )
-from .launch import KV_DTYPES, NUM_WARPS, block_k
+from .caches import CompressedKeys, KeyCache, check_int, check_rows
+from .launch import KV_DTYPES, NUM_WARPS
 from .variants import KernelVariant
-
-BLOCK_H = 16
 
 
 @triton.jit
@@ -176,66 +172,35 @@ def prefill(
     No device value is read on the host. Raises ValueError for what the kernel cannot take.
     """
     out = torch.empty_like(queries) if out is None else out
-    check_queries(queries, out)
+    check_attention(
+        queries, ring, positions, window=window, sink=sink, compressed=compressed,
+        inverse_rope=inverse_rope, out=out,
+    )  # fmt: skip
     num_tokens, num_heads, _ = queries.shape
     check_rows("keys", keys, num_tokens)
     check_int("slots", slots, 1, (torch.int32,))
     check_int("starts", starts, 1, (torch.int32,))
     check_int("sequences", sequences, 1, (torch.int32,))
-    check_int("positions", positions, 1, (torch.int32, torch.int64))
     if len(sequences) != num_tokens or len(positions) != num_tokens:
         raise ValueError(
             f"{num_tokens} tokens, {len(sequences)} sequences, {len(positions)} positions"
         )
     if len(starts) != len(slots) + 1:
         raise ValueError(f"{len(slots)} slots need {len(slots) + 1} starts, not {len(starts)}")
-    if window > ring.rows:
-        raise ValueError(f"a ring of {ring.rows} rows does not hold a window of {window}")
-    check_sink(sink, num_heads)
-    check_cos_sin(inverse_rope)
-    if compressed is not None and len(compressed.indices) != num_tokens:
-        raise ValueError(f"{num_tokens} tokens, indices for {len(compressed.indices)}")
     if num_tokens == 0:
         return out
 
-    compressed_format = 0
-    if compressed is not None:
-        compressed_format = row_format(compressed.cache.dtype, ring.dtype)
+    arguments = attention_arguments(
+        queries, ring, positions, scale=scale, window=window, sink=sink, compressed=compressed,
+        inverse_rope=inverse_rope, out=out,
+    )  # fmt: skip
     prefill_kernel[(num_tokens, triton.cdiv(num_heads, BLOCK_H))](
-        queries,
-        keys,
-        ring.buffer,
-        slots,
-        starts,
-        sequences,
-        positions,
-        None if compressed is None else compressed.cache.buffer,
-        None if compressed is None else compressed.indices,
-        None if compressed is None else compressed.lengths,
-        sink,
-        inverse_rope,
-        out,
-        queries.stride(0),
-        queries.stride(1),
-        keys.stride(0),
-        ring.stride,
-        0 if compressed is None else compressed.cache.stride,
-        0 if compressed is None else compressed.indices.stride(0),
-        0 if inverse_rope is None else inverse_rope.stride(0),
-        out.stride(0),
-        out.stride(1),
-        num_heads,
-        scale * tiles.LOG2_E.value,
-        WINDOW=window,
-        RING_ROWS=ring.rows,
-        RING_FORMAT=row_format(ring.dtype, ring.dtype),
-        HAS_COMPRESSED=compressed is not None,
-        COMPRESSED_ROWS=1 if compressed is None else compressed.cache.rows,
-        COMPRESSED_FORMAT=compressed_format,
-        HAS_SINK=sink is not None,
-        ROTATE=inverse_rope is not None,
-        BLOCK_H=BLOCK_H,
-        BLOCK_K=block_k(ring.dtype),
+        **arguments,
+        keys_ptr=keys,
+        slots_ptr=slots,
+        starts_ptr=starts,
+        sequences_ptr=sequences,
+        keys_stride=keys.stride(0),
         num_warps=NUM_WARPS,
     )
     return out
@@ -243,50 +208,22 @@ def prefill(
 
 def isa_variants() -> list[KernelVariant]:
     """By card and row type, with and without compressed rows."""
-    pointers = {
-        "q_ptr": "*bf16:16",
-        "keys_ptr": "*bf16:16",
-        "ring_ptr": "*u8:16",
-        "slots_ptr": "*i32:16",
-        "starts_ptr": "*i32:16",
-        "sequences_ptr": "*i32:16",
-        "positions_ptr": "*i64:16",
-        "compressed_ptr": "*u8:16",
-        "indices_ptr": "*i32:16",
-        "lengths_ptr": "*i32:16",
-        "sink_ptr": "*fp32:16",
-        "out_ptr": "*bf16:16",
-    }
-    strides = [name for name in prefill_kernel.arg_names if "_stride" in name]
+    types = isa_types(
+        prefill_kernel, keys_ptr="*bf16:16", starts_ptr="*i32:16", sequences_ptr="*i32:16"
+    )
     variants = []
     for arch, ring_dtype in KV_DTYPES:
-        is_fp8 = ring_dtype != torch.bfloat16
-        compressed_dtype = torch.float8_e4m3fn if is_fp8 else torch.bfloat16
         for has_compressed in (False, True):
-            rows = "fp8" if is_fp8 else "bf16"
+            rows = "bf16" if ring_dtype == torch.bfloat16 else "fp8"
             source = "window+compressed" if has_compressed else "window"
             variants.append(
                 KernelVariant(
                     kernel=prefill_kernel,
                     name=f"{rows}, {source}",
-                    types={
-                        **pointers,
-                        **dict.fromkeys(strides, "i32:16"),
-                        "num_heads": "i32:16",
-                        "qk_scale": "fp32",
-                    },
+                    types=types,
                     constants={
+                        **isa_constants(ring_dtype, has_compressed, rotate=False),
                         "cos_sin_ptr": None,
-                        "WINDOW": 128,
-                        "RING_ROWS": 128,
-                        "RING_FORMAT": row_format(ring_dtype, ring_dtype),
-                        "HAS_COMPRESSED": has_compressed,
-                        "COMPRESSED_ROWS": 64,
-                        "COMPRESSED_FORMAT": row_format(compressed_dtype, ring_dtype),
-                        "HAS_SINK": True,
-                        "ROTATE": False,
-                        "BLOCK_H": BLOCK_H,
-                        "BLOCK_K": block_k(ring_dtype),
                     },
                     num_warps=NUM_WARPS,
                     archs=(arch,),
