@@ -168,7 +168,7 @@ def test_a_prompt_sent_twice_starts_from_a_snapshot(served: Served) -> None:
     assert gained("snapshot_lookups_total") == 2
     assert gained("snapshot_hits_total") == 1
     assert gained("snapshots_taken_total") == 1
-    assert after["vllm:dsv4_snapshot_slots"] == 64
+    assert after["vllm:dsv4_snapshot_slots"] == 256
     assert after["vllm:dsv4_snapshot_bytes"] > 0
     assert len({answer.choices[0].text for answer in answers}) == 1
 
