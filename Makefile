@@ -23,7 +23,7 @@ help:
 	@echo "make demo        generate with rings on a small model, and show what they save"
 	@echo "make test        lint, types, then every test suite"
 	@echo "make test-quick  the tests that take seconds"
-	@echo "make soak        the long randomised runs at full size: about an hour"
+	@echo "make soak        the long randomised runs at full size: about 20 minutes"
 	@echo "make bench       time rings against vLLM's paged path"
 	@echo "make coupling    list again what our source uses of vLLM"
 	@echo "make lint        ruff: rules and format"
