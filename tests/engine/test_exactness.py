@@ -19,6 +19,8 @@ from tests.support.prompts import prompt
 PAGED = {"VLLM_DSV4_RING": "0"}
 LENGTHS = (1, 3, 4, 5, 127, 128, 129, 255, 256, 257, 614, 620, 1500)
 MANY = [prompt(600 + 3 * i, seed=i) for i in range(32)]
+SEEDED = [prompt(n, seed=n) for n in (60, 257, 500)]
+SAMPLING: dict[str, Any] = {"max_tokens": 12, "temperature": 0.7, "seed": 11}
 AMPLE = 1 << 30
 """Bytes of KV memory with which the paged path holds eight sequences too."""
 ONE_PASS: dict[str, Any] = {"enable_chunked_prefill": False, "max_num_batched_tokens": 2048}
@@ -30,6 +32,7 @@ class RingRun:
     """What one engine on rings left behind."""
 
     alone: dict[int, Answer] = field(default_factory=dict)
+    seeded: list[Answer] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
     many: list[Answer] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
@@ -54,6 +57,7 @@ def _run(
             run.many = rings.generate(run.prompts, max_tokens=tokens) if run.prompts else []
         answers = rings.one_by_one([prompt(n) for n in lengths], max_tokens=64)
         run.alone = dict(zip(lengths, answers, strict=True))
+        run.seeded = rings.one_by_one(SEEDED, **SAMPLING)
         counts = rings.ring_manager.check_integrity()
         run.pages_lost = free - rings.free_pages
         run.slots_held, run.slots_total = counts.held, counts.total
@@ -83,6 +87,7 @@ def runs(model: Path) -> dict[str, RingRun]:
         runs["paged"] = RingRun(
             alone=dict(zip(LENGTHS, answers, strict=True)),
             many=paged.generate(MANY, max_tokens=16),
+            seeded=paged.one_by_one(SEEDED, **SAMPLING),
         )
         for name in ("256s", "preempted", "three slots"):
             run = runs[name]
@@ -109,6 +114,15 @@ def test_a_full_batch_gives_the_same_bits(runs: dict[str, RingRun]) -> None:
 def test_chunk_boundaries_do_not_change_a_token(runs: dict[str, RingRun], chunks: str) -> None:
     for length, answer in runs[chunks].alone.items():
         assert answer.tokens == runs["paged"].alone[length].tokens, f"{length} tokens"
+
+
+@pytest.mark.parametrize("chunks", ["same schedule", "64s", "200s", "256s"])
+def test_a_seed_gives_the_same_sample_however_the_prompt_is_cut(
+    runs: dict[str, RingRun], chunks: str
+) -> None:
+    """vLLM's own runner ends the engine here: see ``vllm_dsv4.fixes.seeded_chunks``."""
+    sampled = [answer.tokens for answer in runs[chunks].seeded]
+    assert sampled == [answer.tokens for answer in runs["paged"].seeded]
 
 
 @pytest.mark.parametrize("name", ["256s", "preempted", "three slots"])

@@ -58,11 +58,12 @@ def test_both_entry_points_are_listed_under_one_name(live):
     ]
 
 
-def test_workarounds_in_force_are_the_kernels_and_not_the_paged_paths_fix(live):
+def test_workarounds_in_force_are_the_kernels_the_workers_and_not_the_paged_paths(live):
     _, found = live
     in_force = {w["name"]: w["in_force"] for w in found["workarounds"]}
     assert not in_force.pop("paged_swa_builder")
     assert not in_force.pop("triton_interpreter")
+    assert in_force.pop("seeded_chunks")
     assert in_force == {f"cpu_kernels.{ours.__name__}": True for ours in KERNELS.values()}
     assert all(w["why"] for w in found["workarounds"])
 
@@ -81,7 +82,9 @@ def test_with_rings_switched_off_the_paged_model_and_its_fix_are_reported():
     assert (status, found["live"]) == (1, False)
     assert any("VLLM_DSV4_RING=0" in reason for reason in found["reasons"])
     assert found["model"] == "vllm_dsv4.models.cpu_paged.PagedDeepseekV4ForCausalLM"
-    assert {w["name"]: w["in_force"] for w in found["workarounds"]}["paged_swa_builder"]
+    in_force = {w["name"]: w["in_force"] for w in found["workarounds"]}
+    assert in_force["paged_swa_builder"]
+    assert not in_force["seeded_chunks"]
 
 
 def test_with_tritons_interpreter_its_fix_is_in_force_and_the_kernels_are_not():
@@ -96,3 +99,9 @@ def test_a_setting_that_cannot_be_parsed_is_a_finding_and_not_a_traceback():
     status, found = diagnose(VLLM_DSV4_SLOTS="many")
     assert status == 1
     assert any("VLLM_DSV4_SLOTS='many'" in reason for reason in found["reasons"])
+
+
+def test_a_setting_that_serve_would_refuse_is_not_live():
+    status, found = diagnose(VLLM_DSV4_SNAPSHOT_INTERVAL="100")
+    assert status == 1
+    assert any("VLLM_DSV4_SNAPSHOT_INTERVAL=100" in reason for reason in found["reasons"])

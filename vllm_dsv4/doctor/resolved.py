@@ -44,7 +44,7 @@ def fill(found: Diagnosis) -> list[str]:
             f"the manager of {found.spec} is {found.manager}: the platform did not register ours."
         )
     found.model_runner = _model_runner()
-    found.workarounds = workarounds()
+    found.workarounds = workarounds(found.model_runner)
     found.devices = _devices()
     return reasons
 

@@ -12,22 +12,26 @@ from vllm.platforms import current_platform
 
 import vllm_dsv4.fixes
 from vllm_dsv4.doctor.diagnosis import Workaround
+from vllm_dsv4.settings import SettingError, read_settings
 
 
-def workarounds() -> list[Workaround]:
+def workarounds(model_runner: str) -> list[Workaround]:
     """All of ``vllm_dsv4.fixes``, and the kernels that stand in for Triton's.
 
     A fix is in force if what vLLM resolved has imported it (call after the model was resolved)
-    and, where it has a ``wanted()``, that says so.
+    and, where it has a ``wanted()``, that says so; or if our platform has workers load it by name.
+
+    Args:
+        model_runner: v1 or v2.
     """
-    return _fixes() + _kernels()
+    return _fixes(model_runner) + _kernels()
 
 
-def _fixes() -> list[Workaround]:
+def _fixes(model_runner: str) -> list[Workaround]:
     names = [module.name for module in pkgutil.iter_modules(vllm_dsv4.fixes.__path__)]
     qualified = {name: f"{vllm_dsv4.fixes.__name__}.{name}" for name in sorted(names)}
     return [
-        Workaround(name, _in_force(module), _docstring(module))
+        Workaround(name, _in_force(module) or _in_workers(module, model_runner), _docstring(module))
         for name, module in qualified.items()
     ]
 
@@ -38,6 +42,17 @@ def _in_force(module: str) -> bool:
         return False
     wanted = getattr(imported, "wanted", None)
     return bool(wanted()) if wanted else True
+
+
+def _in_workers(module: str, model_runner: str) -> bool:
+    from vllm_dsv4.platforms.cpu import WORKER, Dsv4CpuPlatform
+
+    if not isinstance(current_platform, Dsv4CpuPlatform) or model_runner != "v1":
+        return False
+    try:
+        return WORKER.startswith(f"{module}.") and read_settings().ring
+    except SettingError:
+        return False
 
 
 def _docstring(module: str) -> str:

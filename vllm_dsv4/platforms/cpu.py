@@ -18,6 +18,9 @@ from vllm_dsv4.platforms.common import (
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+WORKER = "vllm_dsv4.fixes.seeded_chunks.SeededCpuWorker"
+"""By name: a worker's modules are loaded in its own process."""
+
 logger = get_logger(__name__)
 
 if triton_interpreter.wanted():
@@ -46,6 +49,8 @@ class Dsv4CpuPlatform(RingPlatform, CpuPlatform):
         chunked = scheduler.enable_chunked_prefill
         max_num_batched_tokens = scheduler.max_num_batched_tokens
         prefix_caching = vllm_config.cache_config.enable_prefix_caching
+        if vllm_config.parallel_config.worker_cls == "auto":
+            vllm_config.parallel_config.worker_cls = WORKER
         super().check_and_update_config(vllm_config)
         if scheduler.enable_chunked_prefill != chunked:
             logger.info_once(
