@@ -46,7 +46,7 @@ HELP = {
     "slots": "Slots that can be lent, one to each running sequence.",
     "slots_in_use": "Slots lent now.",
     "snapshot_slots": "Prefix-cache snapshots that can be kept.",
-    "snapshot_bytes": "Bytes, on each rank, of the snapshots that a request could hit now.",
+    "snapshot_bytes": "Bytes, on each rank, of snapshots that can be found; a hit needs pages too.",
     "snapshot_lookups": "Admitted requests whose prefix was looked up.",
     "snapshot_hits": "Admitted requests that started from a snapshot.",
     "snapshots_taken": "Snapshots made findable.",

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from vllm_dsv4.refusals import Refusal
+from vllm_dsv4.refusal import Refusal
 from vllm_dsv4.settings import read_settings
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm_dsv4.checkpoint.expected import SIZES
+from vllm_dsv4.checkpoint.entries import ENTRY_CHECKS
+from vllm_dsv4.refusal import PAGED_PATH, Refusal
 from vllm_dsv4.ring import geometry
 from vllm_dsv4.ring.plan import ring_geometry, snapshot_interval
 from vllm_dsv4.settings import read_settings
@@ -19,19 +20,11 @@ if TYPE_CHECKING:
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla")
 INDEXER_DTYPES = ("auto", "fp8")
 DTYPE = "bfloat16"
+MAX_DRAFTS = 128
+"""``vllm.v1.sample.rejection_sampler.MAX_SPEC_LEN``, which vLLM asserts when it samples."""
 DRAFTS_WITHOUT_A_MODEL = ("ngram", "ngram_gpu", "suffix", "custom_class")
 """Methods whose drafts need no cache of their own."""
-PAGED_PATH = "or serve without rings with VLLM_DSV4_RING=0"
 GIB = 1 << 30
-
-
-class Refusal(ValueError):
-    """A configuration that the rings refuse."""
-
-    def __init__(self, flag: str, value: object, reason: str, remedy: str) -> None:
-        super().__init__(f"{flag}={value}: {reason}. {remedy}.")
-        self.flag = flag
-        self.value = value
 
 
 def check_context_parallel(config: VllmConfig) -> None:
@@ -110,7 +103,16 @@ def check_indexer_dtype(config: VllmConfig) -> None:
 def check_speculation(config: VllmConfig) -> None:
     """V4's own draft layers have rings; a draft without a model needs none."""
     speculative = config.speculative_config
-    if speculative is None or speculative.method in DRAFTS_WITHOUT_A_MODEL:
+    if speculative is None:
+        return
+    if config.num_speculative_tokens > MAX_DRAFTS:
+        raise Refusal(
+            "--speculative-config num_speculative_tokens",
+            config.num_speculative_tokens,
+            f"vLLM's rejection sampler takes at most {MAX_DRAFTS} drafts of a request",
+            f"Set it to {MAX_DRAFTS} or fewer",
+        )
+    if speculative.method in DRAFTS_WITHOUT_A_MODEL:
         return
     flag, remedy = "--speculative-config method", f"Use mtp or ngram, {PAGED_PATH}"
     if speculative.use_dspark():
@@ -127,6 +129,18 @@ def check_speculation(config: VllmConfig) -> None:
         )
 
 
+def check_prompt_embeds(config: VllmConfig) -> None:
+    """vLLM would start, and end at the first request: hashed layers route by token id."""
+    if getattr(config.model_config, "enable_prompt_embeds", False):
+        raise Refusal(
+            "--enable-prompt-embeds",
+            True,
+            "DeepSeek-V4 chooses experts by token id in its first layers, and vLLM gives a model "
+            "that takes embeddings no token ids",
+            "Remove the flag",
+        )
+
+
 def check_kv_memory(config: VllmConfig) -> None:
     """vLLM takes a negative size for one that was asked for."""
     size = config.cache_config.kv_cache_memory_bytes
@@ -139,54 +153,15 @@ def check_kv_memory(config: VllmConfig) -> None:
         )
 
 
-def check_sizes(config: VllmConfig) -> None:
-    """Every size that a tensor's shape depends on is there, so that each tensor can be checked."""
-    hf = config.model_config.hf_config
-    for name in SIZES.values():
-        value = getattr(hf, name, None)
-        if not isinstance(value, int) or value < 1:
-            raise Refusal(
-                f"config.json {name}",
-                repr(value),
-                "it counts something, and must be a whole number of 1 or more",
-                "Check the checkpoint: its config.json is damaged, or another model's",
-            )
-
-
-def check_shape(config: VllmConfig) -> None:
-    """Window, head sizes and ratios that the row formats and the kernels are made for."""
-    hf = config.model_config.hf_config
-    for name, expected in (
-        ("sliding_window", geometry.SWA_WINDOW),
-        ("head_dim", geometry.HEAD_DIM),
-        ("qk_rope_head_dim", geometry.ROPE_HEAD_DIM),
-        ("index_head_dim", geometry.INDEX_HEAD_DIM),
-    ):
-        value = getattr(hf, name, None)
-        if value != expected:
-            raise Refusal(
-                f"config.json {name}",
-                repr(value),
-                f"DeepSeek-V4 has {expected}, and rows are laid out for it",
-                f"Check the checkpoint, {PAGED_PATH}",
-            )
-    ratios = geometry.layer_ratios(hf)
-    if not any(ratio > 1 for ratio in ratios):
-        raise Refusal(
-            "config.json compress_ratios",
-            list(ratios),
-            "no layer compresses, so there is no paged history and nothing for vLLM to plan",
-            f"Check the checkpoint, {PAGED_PATH}",
-        )
-
-
 def check_snapshots(config: VllmConfig) -> None:
     """Snapshots end where paged blocks end."""
+    if not config.cache_config.enable_prefix_caching:
+        return
     interval = snapshot_interval(config, read_settings())
     block_size = config.cache_config.block_size
     if interval % block_size:
         raise Refusal(
-            "VLLM_DSV4_SNAPSHOT_INTERVAL",
+            "--prefix-cache-retention-interval",
             interval,
             f"a snapshot is taken where a block of {block_size} tokens ends",
             f"Use 0 or a multiple of {block_size}",
@@ -207,8 +182,8 @@ CHECKS = (
     check_indexer_dtype,
     check_speculation,
     check_kv_memory,
-    check_sizes,
-    check_shape,
+    check_prompt_embeds,
+    *ENTRY_CHECKS,
     check_snapshots,
     check_geometry,
 )

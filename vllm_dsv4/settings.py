@@ -12,6 +12,9 @@ from typing import Literal
 
 PREFIX = "VLLM_DSV4_"
 
+BLOCK_SIZE = 256
+"""Tokens of a paged block: what vLLM sets for DSV4, whatever ``--block-size`` says."""
+
 
 class SettingError(ValueError):
     """An environment variable that cannot be used; the message says what can be."""
@@ -28,7 +31,8 @@ class Settings:
             results must not change by a bit).
         attention: ``VLLM_DSV4_ATTENTION``; on ROCm, our Triton kernels or vLLM's own.
         snapshot_slots: ``VLLM_DSV4_SNAPSHOT_SLOTS``; None means the default of ``snapshots``.
-        snapshot_interval: ``VLLM_DSV4_SNAPSHOT_INTERVAL``; tokens, 0 for the last boundary only.
+        snapshot_interval: ``VLLM_DSV4_SNAPSHOT_INTERVAL``; tokens, whole blocks, 0 for the last
+            boundary only.
         check_ray: ``VLLM_DSV4_CHECK_RAY``; False waits, as vLLM does, for devices that are missing.
         check_checkpoint: ``VLLM_DSV4_CHECK_CHECKPOINT``; False loads what vLLM alone would load.
     """
@@ -71,10 +75,16 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
             f"unknown environment variable {unknown[0]}={env[unknown[0]]!r}; known are "
             f"{', '.join(sorted(VARIABLES))}. Unset it or correct its name."
         )
-    attention = env.get(PREFIX + "ATTENTION", "triton")
+    attention = env.get(PREFIX + "ATTENTION") or "triton"
     if attention not in ("triton", "native"):
         raise SettingError(
             f"VLLM_DSV4_ATTENTION={attention!r}; use 'triton' (our kernels) or 'native' (vLLM's)."
+        )
+    interval = _count(env, "SNAPSHOT_INTERVAL", minimum=0) or 0
+    if interval % BLOCK_SIZE:
+        raise SettingError(
+            f"VLLM_DSV4_SNAPSHOT_INTERVAL={interval}; use 0 or a multiple of {BLOCK_SIZE}: a "
+            f"snapshot is taken where a block of {BLOCK_SIZE} tokens ends."
         )
     return Settings(
         ring=_flag(env, "RING", True),
@@ -82,7 +92,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         poison=_flag(env, "POISON", False),
         attention=attention,  # type: ignore[arg-type]
         snapshot_slots=_count(env, "SNAPSHOT_SLOTS", minimum=0),
-        snapshot_interval=_count(env, "SNAPSHOT_INTERVAL", minimum=0) or 0,
+        snapshot_interval=interval,
         check_ray=_flag(env, "CHECK_RAY", True),
         check_checkpoint=_flag(env, "CHECK_CHECKPOINT", True),
     )
@@ -90,7 +100,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
 
 def _flag(env: Mapping[str, str], name: str, default: bool) -> bool:
     value = env.get(PREFIX + name)
-    if value is None:
+    if value is None or value == "":
         return default
     if value in ("0", "1"):
         return value == "1"

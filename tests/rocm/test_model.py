@@ -16,7 +16,7 @@ from vllm_dsv4.attention.rocm import RingRocmAttention
 from vllm_dsv4.attention.rocm_backend import RocmRingBackend
 from vllm_dsv4.models.draft_rocm import DeepSeekV4MTP
 from vllm_dsv4.models.rocm import DeepseekV4ForCausalLM
-from vllm_dsv4.refusals import Refusal
+from vllm_dsv4.refusal import Refusal
 from vllm_dsv4.ring.geometry import RingKind
 from vllm_dsv4.ring.layer import RingCache
 from vllm_dsv4.ring.plan import ring_geometry, ring_spec_of

@@ -16,7 +16,7 @@ from tests.rocm.rig import make_config
 from vllm_dsv4.attention.rocm_backend import RocmRingMetadata
 from vllm_dsv4.platforms.rocm import Dsv4RocmPlatform
 from vllm_dsv4.platforms.rocm_checks import check_card, check_context, check_triton
-from vllm_dsv4.refusals import Refusal
+from vllm_dsv4.refusal import Refusal
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from vllm_dsv4 import ray_cluster
 from vllm_dsv4.ray_cluster import check_ray_cluster
-from vllm_dsv4.refusals import Refusal
+from vllm_dsv4.refusal import Refusal
 
 
 def config(tensor: int = 1, pipeline: int = 1, **changes: Any) -> Any:

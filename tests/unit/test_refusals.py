@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from vllm_dsv4 import refusals
+from vllm_dsv4.checkpoint import entries
 from vllm_dsv4.checkpoint.expected import SIZES
-from vllm_dsv4.refusals import Refusal
-from vllm_dsv4.settings import SettingError, read_settings
+from vllm_dsv4.refusal import Refusal
+from vllm_dsv4.settings import VARIABLES, SettingError, Settings, read_settings
 
 GIB = 1 << 30
 
@@ -25,6 +26,12 @@ def config(**changes: Any) -> Any:
         index_head_dim=128,
         num_hidden_layers=5,
         compress_ratios=[0, 0, 4, 128, 4],
+        rms_norm_eps=1e-6,
+        hc_eps=1e-6,
+        rope_theta=10_000,
+        compress_rope_theta=160_000.0,
+        num_hash_layers=2,
+        index_topk=512,
         **dict.fromkeys(set(SIZES.values()) - {"head_dim", "index_head_dim"}, 64),
     )
     parts = {
@@ -42,6 +49,7 @@ def config(**changes: Any) -> Any:
             kv_cache_memory_bytes=None,
         ),
         "attention_config": SimpleNamespace(indexer_kv_dtype="auto"),
+        "device_config": SimpleNamespace(device_type="cpu"),
         "kv_transfer_config": None,
         "speculative_config": None,
         "num_speculative_tokens": 0,
@@ -90,8 +98,18 @@ def test_a_sound_configuration_is_accepted() -> None:
         ({"model_config__hf_config__index_head_dim": None}, "index_head_dim", "None", "checkpoint"),
         ({"model_config__hf_config__compress_ratios": [0] * 5},
          "compress_ratios", "[0, 0, 0, 0, 0]", "checkpoint"),
-        ({"additional_config": {"vllm_dsv4_snapshot_interval": 100}},
-         "VLLM_DSV4_SNAPSHOT_INTERVAL", "100", "multiple of 256"),
+        ({"additional_config": {"vllm_dsv4_snapshot_interval": 100},
+          "cache_config__enable_prefix_caching": True},
+         "--prefix-cache-retention-interval", "100", "multiple of 256"),
+        ({"model_config__enable_prompt_embeds": True},
+         "--enable-prompt-embeds", "True", "Remove the flag"),
+        ({"speculative_config": SimpleNamespace(method="ngram"), "num_speculative_tokens": 129},
+         "num_speculative_tokens", "129", "128 or fewer"),
+        ({"model_config__hf_config__scoring_func": "softmaxx"},
+         "config.json scoring_func", "'softmaxx'", "checkpoint"),
+        ({"model_config__hf_config__index_topk": 0}, "config.json index_topk", "0", "checkpoint"),
+        ({"model_config__hf_config__index_topk": 1024},
+         "config.json index_topk", "1024", "another device"),
     ],
 )  # fmt: skip
 def test_a_refusal_names_flag_value_and_remedy(
@@ -102,6 +120,36 @@ def test_a_refusal_names_flag_value_and_remedy(
     message = str(caught.value)
     assert f"{flag}={value}" in message
     assert remedy in message
+
+
+@pytest.mark.parametrize("value", [None, 0, -1e-6, "x", True, float("nan")])
+@pytest.mark.parametrize("name", entries.POSITIVE)
+def test_a_number_that_is_missing_or_absurd_is_named(name: str, value: object) -> None:
+    with pytest.raises(Refusal, match=f"config.json {name}={value!r}"):
+        refusals.check_all(config(**{f"model_config__hf_config__{name}": value}))
+
+
+@pytest.mark.parametrize("value", [None, -1, 6, "2"])
+def test_a_number_of_hashed_layers_that_cannot_be_is_named(value: object) -> None:
+    with pytest.raises(Refusal, match=f"config.json num_hash_layers={value!r}"):
+        refusals.check_all(config(model_config__hf_config__num_hash_layers=value))
+
+
+def test_an_interval_without_effect_is_no_concern() -> None:
+    """vLLM's own flag, with prefix caching off."""
+    refusals.check_all(config(additional_config={"vllm_dsv4_snapshot_interval": 100}))
+
+
+def test_the_most_drafts_are_vllms() -> None:
+    from vllm.v1.sample.rejection_sampler import MAX_SPEC_LEN
+
+    assert refusals.MAX_DRAFTS == MAX_SPEC_LEN
+
+
+def test_the_released_models_numbers_are_accepted_elsewhere_than_on_a_cpu() -> None:
+    refusals.check_all(
+        config(model_config__hf_config__index_topk=1024, device_config__device_type="cuda")
+    )
 
 
 def test_an_unknown_ratio_is_refused_with_the_way_out() -> None:
@@ -202,6 +250,7 @@ def test_what_asks_for_too_much_is_named_before_anything_is_allocated(
         ("VLLM_DSV4_SLOTS", "9" * 5000, "whole number"),
         ("VLLM_DSV4_SNAPSHOT_SLOTS", "-1", "0 or more"),
         ("VLLM_DSV4_SNAPSHOT_INTERVAL", "-256", "0 or more"),
+        ("VLLM_DSV4_SNAPSHOT_INTERVAL", "100", "a multiple of 256"),
         ("VLLM_DSV4_SNAPSHOT_INTERVAL", "256 tokens", "whole number"),
         ("VLLM_DSV4_POISON", "true", "use 0 or 1"),
         ("VLLM_DSV4_SNAPSHOT_SLOTS", "1.5", "whole number"),
@@ -215,6 +264,10 @@ def test_a_bad_variable_is_named_with_what_can_be_used(name: str, value: str, hi
     assert name in str(caught.value)
     assert value in str(caught.value)
     assert hint in str(caught.value)
+
+
+def test_an_empty_variable_is_one_that_is_not_set() -> None:
+    assert read_settings(dict.fromkeys(VARIABLES, "")) == Settings()
 
 
 def test_settings_default_to_rings_one_slot_a_sequence() -> None:

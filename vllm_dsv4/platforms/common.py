@@ -11,7 +11,8 @@ from vllm_dsv4 import ranks
 from vllm_dsv4.entrypoints import ARCHITECTURE, DRAFT_ARCHITECTURE
 from vllm_dsv4.log import get_logger
 from vllm_dsv4.ray_cluster import check_ray_cluster
-from vllm_dsv4.refusals import Refusal, check_all
+from vllm_dsv4.refusal import Refusal
+from vllm_dsv4.refusals import check_all
 from vllm_dsv4.ring.plan import RETENTION_KEY
 from vllm_dsv4.settings import VARIABLES, read_settings
 
@@ -73,6 +74,12 @@ def prepare_for_rings(vllm_config: VllmConfig) -> None:
         # Whoever validates the configuration wraps it in an error many lines long.
         logger.error("vllm_dsv4 cannot serve %s: %s", ARCHITECTURE, refusal)
         raise
+    slots, most = read_settings().slots, vllm_config.scheduler_config.max_num_seqs
+    if slots is not None and slots > most:
+        logger.warning_once(
+            "VLLM_DSV4_SLOTS=%d: %d of the slots are never used, since --max-num-seqs lets %d "
+            "sequences run.", slots, slots - most, most,
+        )  # fmt: skip
     ranks.mark(vllm_config)
     from vllm_dsv4.metrics import show_on_metrics
 

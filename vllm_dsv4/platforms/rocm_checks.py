@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from vllm_dsv4.isa.archs import ARCHS
-from vllm_dsv4.refusals import PAGED_PATH, Refusal
+from vllm_dsv4.refusal import PAGED_PATH, Refusal
 from vllm_dsv4.ring.geometry import SWA_WINDOW
 
 if TYPE_CHECKING:
