@@ -1,14 +1,16 @@
 """Plans against published figures and against sums done by hand. No engine is started."""
 
+import re
 from dataclasses import replace
 from math import ceil
 
 import pytest
 
 from vllm_dsv4.planner.models import RELEASED, PlannedModel
-from vllm_dsv4.planner.options import GIB, PlanOptions
+from vllm_dsv4.planner.options import GIB, MAX_DRAFTS, PlanOptions
 from vllm_dsv4.planner.plan import DoesNotFit, make_plan
 from vllm_dsv4.planner.suggest import fits, suggestions
+from vllm_dsv4.settings import Settings
 
 FLASH = PlanOptions(RELEASED["flash"])
 PRO = PlanOptions(RELEASED["pro"])
@@ -139,3 +141,86 @@ def test_every_suggestion_fits_and_one_less_does_not(options: PlanOptions):
             assert not fits(replace(options, max_num_seqs=int(number) + 1))
         if name == "gpu_memory_gib":
             assert not fits(replace(options, gpu_memory_gib=number - 1))
+
+
+CACHED = replace(FLASH, enable_prefix_caching=True)
+AT_FAULT = {
+    "slots": (FLASH, {"SLOTS": "100000"}, "VLLM_DSV4_SLOTS=100000: ", "VLLM_DSV4_SLOTS="),
+    "snapshots": (
+        CACHED,
+        {"SNAPSHOT_SLOTS": "1000000"},
+        "VLLM_DSV4_SNAPSHOT_SLOTS=1000000: ",
+        "VLLM_DSV4_SNAPSHOT_SLOTS=",
+    ),
+    "snapshots by default": (
+        replace(CACHED, gpu_memory_gib=1, max_num_seqs=2, max_model_len=8192),
+        {},
+        "VLLM_DSV4_SNAPSHOT_SLOTS=256 (the default): ",
+        "VLLM_DSV4_SNAPSHOT_SLOTS=",
+    ),
+    "drafts": (
+        replace(FLASH, gpu_memory_gib=12, speculative_tokens=128),
+        {},
+        "--speculative-tokens 128: ",
+        "--speculative-tokens ",
+    ),
+    "slots that drafts lengthen": (
+        replace(FLASH, gpu_memory_gib=9, max_num_seqs=512, speculative_tokens=16),
+        {},
+        "--max-num-seqs 512: ",
+        "--speculative-tokens ",
+    ),
+    "pages": (
+        replace(FLASH, gpu_memory_gib=4, max_model_len=1_000_000),
+        {"SLOTS": "256"},
+        "--max-model-len 1000000 with VLLM_DSV4_SLOTS=256: ",
+        "VLLM_DSV4_SLOTS=",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "cause", "remedy"), AT_FAULT.values(), ids=AT_FAULT.keys()
+)
+def test_what_asked_for_most_of_the_rings_is_blamed_and_gets_a_value_that_fits(
+    options: PlanOptions,
+    environment: dict[str, str],
+    cause: str,
+    remedy: str,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    for name, value in environment.items():
+        monkeypatch.setenv(f"VLLM_DSV4_{name}", value)
+    with pytest.raises(DoesNotFit, match=f"^{re.escape(cause)}"):
+        make_plan(options)
+    found = suggestions(options)
+    offered = next(one for one in found if one.startswith(remedy))
+    value = int(offered.removeprefix(remedy))
+    assert not any(one.startswith("--max-num-seqs") for one in found if "SLOTS" in environment)
+
+    def fits_with(value: int) -> bool:
+        if remedy == "VLLM_DSV4_SLOTS=":
+            return fits(options, Settings(slots=value))
+        if remedy == "VLLM_DSV4_SNAPSHOT_SLOTS=":
+            return fits(options, Settings(snapshot_slots=value))
+        return fits(replace(options, speculative_tokens=value))
+
+    assert fits_with(value) and not fits_with(value + 1)
+    without = "--no-enable-prefix-caching"
+    assert (without in found) == options.enable_prefix_caching
+
+
+def test_drafts_are_left_out_where_only_that_fits():
+    options = replace(FLASH, gpu_memory_gib=4, speculative_tokens=1, max_model_len=64_000)
+    assert "--speculative-tokens 0" in suggestions(options)
+
+
+def test_prefix_caching_is_not_blamed_where_leaving_it_out_helps_nothing():
+    options = replace(CACHED, gpu_memory_gib=1, max_model_len=1_000_000, max_num_seqs=512)
+    assert "--no-enable-prefix-caching" not in suggestions(options)
+
+
+def test_no_more_drafts_are_planned_than_vllm_samples():
+    from vllm.v1.sample.rejection_sampler import MAX_SPEC_LEN
+
+    assert MAX_DRAFTS == MAX_SPEC_LEN

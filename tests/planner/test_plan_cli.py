@@ -50,11 +50,67 @@ def test_a_plan_without_prefix_caching_says_what_vllms_default_makes_of_it(
 
     assert main(["plan", "flash", "--gpu-memory-gib", "6", "--max-model-len", "8192"]) == 0
     note = capsys.readouterr().out.splitlines()[-1]
-    assert "its snapshots would not fit" in note and "VLLM_DSV4_SNAPSHOT_SLOTS" in note
+    assert "its 512 snapshots would not fit: with them the rings take 6.0" in note
+    assert (
+        "and weights leave 6.00 GiB for rings and pages. Set VLLM_DSV4_SNAPSHOT_SLOTS to " in note
+    )
+    assert note.endswith(" or less, or switch it off with --no-enable-prefix-caching.")
 
     monkeypatch.setenv("VLLM_DSV4_SNAPSHOT_SLOTS", "0")
     assert main(["plan", "flash"]) == 0
     assert "Prefix caching" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("slots", "flags", "says"),
+    [
+        ("10", [], "10 run at once, one a slot. A higher VLLM_DSV4_SLOTS lets more run"),
+        (
+            "4",
+            ["--max-num-seqs", "4"],
+            "4 run at once, one a slot. A higher VLLM_DSV4_SLOTS and --max-num-seqs lets more run",
+        ),
+        ("", ["--max-num-seqs", "4"], "one a slot. A higher --max-num-seqs lets more run"),
+        (
+            "1000",
+            ["--max-num-seqs", "4"],
+            "VLLM_DSV4_SLOTS=1000: only 4 run at once (--max-num-seqs), and 996 slots, "
+            "14.30 GiB of each card, can never be used. Set it to 4, or raise --max-num-seqs.",
+        ),
+    ],
+)
+def test_what_limits_the_requests_that_run_at_once_is_named(
+    slots: str,
+    flags: list[str],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setenv("VLLM_DSV4_SLOTS", slots)
+    assert main(["plan", "flash", *flags]) == 0
+    text = capsys.readouterr().out
+    assert says in text
+    assert (slots == "1000") == ("one a slot" not in text)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--gpu-memory-gib", "1"],
+        ["--max-num-seqs", "2", "--max-model-len", "1024"],
+    ],
+)
+def test_vllms_warnings_are_not_part_of_a_plan(arguments: list[str]):
+    command = [sys.executable, "-m", "vllm_dsv4.cli.main", "plan", "flash", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert len(done.stderr.splitlines()) == done.returncode
+
+
+def test_a_suggestion_to_leave_prefix_caching_out_is_a_flag(capsys: pytest.CaptureFixture[str]):
+    flags = ["--enable-prefix-caching", "--max-num-seqs", "2", "--gpu-memory-gib", "1"]
+    assert main(["plan", "flash", *flags]) == 1
+    assert "--no-enable-prefix-caching" in capsys.readouterr().err
+    assert main(["plan", "flash", *flags, "--no-enable-prefix-caching"]) == 0
 
 
 def test_flags_that_do_not_fit_end_with_flags_that_do(capsys: pytest.CaptureFixture[str]):

@@ -45,6 +45,12 @@ def test_a_model_that_does_not_exist_names_those_that_do():
         ({"sliding_window": 64}, "sliding_window 64"),
         ({"compress_ratios": [0]}, "compress_ratios has 1 entries"),
         ({"compress_ratios": [0, 0, 4, 16, 4]}, "compress_ratios holds 16"),
+        ({"compress_ratios": [0] * 5}, "compress_ratios .* no layer compresses"),
+        ({"num_nextn_predict_layers": -1}, "num_nextn_predict_layers -1"),
+        ({"num_nextn_predict_layers": "x"}, "num_nextn_predict_layers 'x'"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings 0"),
+        ({"max_position_embeddings": "x"}, "max_position_embeddings 'x'"),
+        ({"max_position_embeddings": 65536.5}, "max_position_embeddings 65536.5"),
     ],
 )
 def test_a_config_that_cannot_be_planned_says_which_entry(tmp_path: Path, change: dict, says: str):
@@ -70,13 +76,28 @@ def test_a_config_that_is_no_json_is_named(tmp_path: Path):
         ("tensor_parallel_size", 0),
         ("speculative_tokens", -1),
         ("speculative_method", "eagle"),
+        ("speculative_tokens", 129),
         ("gpu_memory_gib", 0.0),
+        ("gpu_memory_gib", float("nan")),
+        ("gpu_memory_gib", float("inf")),
         ("weights_gib", -1.0),
+        ("weights_gib", float("nan")),
+        ("weights_gib", float("inf")),
     ],
 )
 def test_a_bad_flag_is_refused_by_name_and_value(flag: str, value: object):
     with pytest.raises(BadFlag, match=f"--{flag.replace('_', '-')} {value}: "):
         PlanOptions(RELEASED["flash"], **{flag: value})
+
+
+@pytest.mark.parametrize("layers", [{}, {"num_nextn_predict_layers": 0}])
+def test_drafts_of_a_checkpoint_without_draft_layers_are_refused(tmp_path: Path, layers: dict):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config_json(Shape(), Form.BF16) | layers))
+    model = find_model(str(file))
+    with pytest.raises(BadFlag, match=r"--speculative-method mtp: .*num_nextn_predict_layers"):
+        PlanOptions(model, max_model_len=1024, speculative_tokens=2)
+    PlanOptions(model, max_model_len=1024, speculative_tokens=2, speculative_method="ngram")
 
 
 def test_weights_are_shared_by_the_cards_and_the_cache_is_not():

@@ -51,7 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan for two batches in flight, as vLLM has with asynchronous scheduling",
     )
     parser.add_argument(
-        "--enable-prefix-caching", action="store_true", help="count the rings' snapshots too"
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="count the rings' snapshots too",
     )
     parser.add_argument("--json", action="store_true", help="print JSON only")
 

@@ -113,8 +113,28 @@ def _from_config(config: Any, name: str) -> PlannedModel:
             )
     try:
         ratios = layer_ratios(config)
-        draft_layers = int(config.get("num_nextn_predict_layers") or 0)
-        max_positions = int(config.get("max_position_embeddings") or 1_048_576)
     except (GeometryError, TypeError, ValueError) as error:
         raise UnknownModel(f"MODEL {name!r}: {error}") from None
-    return PlannedModel(name, ratios, draft_layers, max_positions)
+    if not any(ratio > 1 for ratio in ratios):
+        raise UnknownModel(
+            f"MODEL {name!r} has compress_ratios {list(ratios)}: no layer compresses, so there is "
+            "no paged history to plan. Check the config.json."
+        )
+    return PlannedModel(
+        name,
+        ratios,
+        draft_layers=_count(config, name, "num_nextn_predict_layers", least=0, default=0),
+        max_positions=_count(config, name, "max_position_embeddings", least=1, default=1_048_576),
+    )
+
+
+def _count(config: dict[str, Any], name: str, entry: str, least: int, default: int) -> int:
+    value = config.get(entry)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UnknownModel(
+            f"MODEL {name!r} has {entry} {value!r}, not a whole number of {least} or more. "
+            "Check the config.json."
+        )
+    return value

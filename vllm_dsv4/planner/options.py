@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vllm_dsv4.planner.models import PlannedModel
+from vllm_dsv4.refusals import MAX_DRAFTS
 
 GIB = 2**30
+
+MOST_GIB = 2**20
+"""A pebibyte: no card has it, and sums of more would be no numbers."""
 
 SPECULATIVE_METHODS = ("mtp", "ngram")
 """MTP drafts with the checkpoint's own window-only layer, n-gram without a model."""
@@ -56,15 +60,24 @@ class PlanOptions:
         ):
             if value < 1:
                 raise BadFlag(flag, value, "it counts at least one", "give 1 or more")
-        if self.gpu_memory_gib <= 0:
+        if not 0 < self.gpu_memory_gib <= MOST_GIB:
             raise BadFlag(
-                "--gpu-memory-gib", self.gpu_memory_gib, "a card has memory", "give GiB of one card"
+                "--gpu-memory-gib", self.gpu_memory_gib, "no card has it", "give GiB of one card"
             )
-        if self.weights_gib < 0:
-            raise BadFlag("--weights-gib", self.weights_gib, "negative", "give 0 or more")
+        if not 0 <= self.weights_gib <= MOST_GIB:
+            raise BadFlag(
+                "--weights-gib", self.weights_gib, "no size of weights", "give GiB, 0 or more"
+            )
         if self.speculative_tokens < 0:
             raise BadFlag(
                 "--speculative-tokens", self.speculative_tokens, "negative", "give 0 or more"
+            )
+        if self.speculative_tokens > MAX_DRAFTS:
+            raise BadFlag(
+                "--speculative-tokens",
+                self.speculative_tokens,
+                f"vLLM's rejection sampler takes at most {MAX_DRAFTS} drafts of a request",
+                f"give {MAX_DRAFTS} or fewer",
             )
         if self.speculative_method not in SPECULATIVE_METHODS:
             raise BadFlag(
@@ -72,6 +85,13 @@ class PlanOptions:
                 self.speculative_method,
                 "unknown here",
                 f"use one of {', '.join(SPECULATIVE_METHODS)}",
+            )
+        if self.drafts_with_the_model and not self.model.draft_layers:
+            raise BadFlag(
+                "--speculative-method",
+                self.speculative_method,
+                f"{self.model.name} has no draft layers (num_nextn_predict_layers)",
+                "use ngram, or name a checkpoint that has them",
             )
         if self.max_model_len > self.model.max_positions:
             raise BadFlag(
@@ -89,10 +109,14 @@ class PlanOptions:
             )
 
     @property
+    def drafts_with_the_model(self) -> bool:
+        """Whether the checkpoint's own draft layers run."""
+        return self.speculative_tokens > 0 and self.speculative_method == "mtp"
+
+    @property
     def draft_layers(self) -> int:
         """Window-only layers that drafting adds."""
-        drafting = self.speculative_tokens > 0 and self.speculative_method == "mtp"
-        return self.model.draft_layers if drafting else 0
+        return self.model.draft_layers if self.drafts_with_the_model else 0
 
     @property
     def all_ratios(self) -> tuple[int, ...]:

@@ -11,10 +11,12 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, SlidingWindowSpec
 
 from vllm_dsv4.planner.config import planning_config
 from vllm_dsv4.planner.options import GIB, PlanOptions
+from vllm_dsv4.planner.parts import largest_part, taken
 from vllm_dsv4.planner.specs import paged_specs, ring_specs
 from vllm_dsv4.planner.vllm_planner import plan_pool, pool_of_any_size
 from vllm_dsv4.ring.geometry import RingGeometry
 from vllm_dsv4.ring.plan import ring_geometry
+from vllm_dsv4.settings import read_settings
 
 
 class DoesNotFit(ValueError):
@@ -141,10 +143,10 @@ def plan_rings(config: VllmConfig, options: PlanOptions, geometry: RingGeometry)
         DoesNotFit: they leave less than one request of ``max_model_len`` needs.
     """
     left = options.cache_bytes - geometry.total_bytes
+    part = largest_part(options, read_settings(), geometry)
     if left <= 0:
         raise DoesNotFit(
-            f"--max-num-seqs {geometry.num_slots}: its rings take "
-            f"{geometry.total_bytes / GIB:.2f} GiB of each card, and weights leave "
+            f"{part.cause}: {taken(part, geometry)}, and weights leave "
             f"{options.cache_bytes / GIB:.2f} GiB."
         )
     specs = ring_specs(config, options.all_ratios, geometry)
@@ -152,7 +154,7 @@ def plan_rings(config: VllmConfig, options: PlanOptions, geometry: RingGeometry)
         return plan_pool(config, specs, options.tensor_parallel_size, left)
     except ValueError as error:
         raise DoesNotFit(
-            f"--max-model-len {options.max_model_len} with --max-num-seqs {geometry.num_slots}: "
+            f"--max-model-len {options.max_model_len} with {part.cause}: "
             f"the rings take {geometry.total_bytes / GIB:.2f} GiB of each card and leave "
             f"{left / GIB:.2f} GiB for pages, less than one such request needs."
         ) from error

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from vllm_dsv4.planner.config import planning_config
 from vllm_dsv4.planner.options import GIB, PlanOptions
 from vllm_dsv4.planner.plan import DoesNotFit, Plan, make_plan
+from vllm_dsv4.planner.suggest import most_snapshots
+from vllm_dsv4.ring.plan import ring_geometry
+from vllm_dsv4.settings import read_settings
 
 
 def describe(plan: Plan) -> str:
@@ -90,11 +94,21 @@ def _notes(plan: Plan) -> list[str]:
     notes = []
     if plan.native_refusal:
         notes.append(f"Without the plugin vLLM would not start: {plan.native_refusal}")
-    if plan.rings.concurrency > plan.rings.num_slots:
+    idle = plan.rings.num_slots - plan.options.max_num_seqs
+    if idle > 0:
+        size = idle * plan.rings.bytes_per_slot / GIB
+        notes.append(
+            f"VLLM_DSV4_SLOTS={plan.rings.num_slots}: only {plan.options.max_num_seqs:,} run at "
+            f"once (--max-num-seqs), and {idle:,} slots, {size:.2f} GiB of each card, can never be "
+            f"used. Set it to {plan.options.max_num_seqs}, or raise --max-num-seqs."
+        )
+    elif plan.rings.concurrency > plan.rings.num_slots:
+        limits = ["VLLM_DSV4_SLOTS"] if read_settings().slots is not None else []
+        limits += ["--max-num-seqs"] if idle == 0 else []
         notes.append(
             f"Pages would hold {plan.rings.concurrency:,.0f} requests of this length; "
-            f"{plan.rings.num_slots:,} run at once, one a slot. A higher --max-num-seqs lets more "
-            f"run, at {plan.rings.bytes_per_slot / 1e6:.2f} MB of each card a slot."
+            f"{plan.rings.num_slots:,} run at once, one a slot. A higher {' and '.join(limits)} "
+            f"lets more run, at {plan.rings.bytes_per_slot / 1e6:.2f} MB of each card a slot."
         )
     if not plan.options.enable_prefix_caching:
         notes += _with_prefix_caching(plan.options)
@@ -104,13 +118,11 @@ def _notes(plan: Plan) -> list[str]:
 def _with_prefix_caching(options: PlanOptions) -> list[str]:
     """What vLLM's default makes of a plan that leaves it out."""
     note = "Prefix caching, on in vLLM unless switched off, is not counted above"
+    options = replace(options, enable_prefix_caching=True)
     try:
-        plan = make_plan(replace(options, enable_prefix_caching=True))
-    except DoesNotFit as error:
-        return [
-            f"{note}, and its snapshots would not fit: {error} Lower VLLM_DSV4_SNAPSHOT_SLOTS, or "
-            "switch it off with --no-enable-prefix-caching."
-        ]
+        plan = make_plan(options)
+    except DoesNotFit:
+        return [f"{note}, and {_snapshots_that_do_not_fit(options)}"]
     if plan.num_snapshots == 0:
         return []
     snapshots = plan.num_snapshots * plan.bytes_per_snapshot / GIB
@@ -118,3 +130,15 @@ def _with_prefix_caching(options: PlanOptions) -> list[str]:
         f"{note}. Its {plan.num_snapshots:,} snapshots take {snapshots:.2f} GiB: "
         f"{plan.token_ratio:.2f}x, {plan.rings.tokens:,} tokens (--enable-prefix-caching)."
     ]
+
+
+def _snapshots_that_do_not_fit(options: PlanOptions) -> str:
+    rings = ring_geometry(planning_config(options), options.all_ratios)
+    fewer = most_snapshots(options, read_settings())
+    remedy = f"set VLLM_DSV4_SNAPSHOT_SLOTS to {fewer} or less, or " if fewer else ""
+    remedy += "switch it off with --no-enable-prefix-caching"
+    return (
+        f"its {rings.num_snapshots:,} snapshots would not fit: with them the rings take "
+        f"{rings.total_bytes / GIB:.2f} GiB of each card, and weights leave "
+        f"{options.cache_bytes / GIB:.2f} GiB for rings and pages. {remedy[0].upper()}{remedy[1:]}."
+    )
