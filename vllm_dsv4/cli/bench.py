@@ -22,6 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.out.exists() and not args.out.is_dir():
+        print(
+            f"vllm-dsv4 bench: error: --out {args.out}: is a file; give a folder", file=sys.stderr
+        )
+        return 2
     quiet_vllm()
     from vllm_dsv4.bench.run import UnknownBenchmark
     from vllm_dsv4.bench.run import run as run_benchmarks

@@ -35,6 +35,16 @@ def run(args: argparse.Namespace) -> int:
     from vllm_dsv4.isa.report import compile_all, failed_bars
     from vllm_dsv4.isa.table import markdown_table, plain_table, replace_table
 
+    if args.write:
+        try:
+            replace_table(args.write.read_text(encoding="utf-8"), "")
+        except (OSError, ValueError) as error:
+            print(
+                f"vllm-dsv4 isa: error: --write {args.write}: {error}; give a file that has the "
+                "two marker lines",
+                file=sys.stderr,
+            )
+            return 2
     compiled = list(compile_all(args.arch or ARCHS))
     rows = [one.row() for one in compiled]
     if args.write:

@@ -1,6 +1,7 @@
 """The ``vllm-dsv4`` command: names its subcommands, and imports only the one that is asked for."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
@@ -44,7 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help(sys.stderr)
         return 2
-    status: int = args.run(args)
+    try:
+        status: int = args.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        print(f"vllm-dsv4 {args.command}: error: {error}", file=sys.stderr)
+        return 1
     return status
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 from vllm_dsv4.checkpoint.config import Form, Shape
 from vllm_dsv4.checkpoint.errors import BadOption
 
+MAX_HIDDEN = 8192
+"""Wider than any DeepSeek-V4; an embedding of it takes 2 GiB."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     usual = Shape()
@@ -35,15 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from vllm_dsv4.checkpoint.tokenizer import TokenizerMissing
+
     try:
         shape = Shape(
             ratios=_ratios(args.ratios), hidden=args.hidden, experts=args.experts, mtp=args.mtp
         )
+        _check_use(shape)
         form = _form(args.dtype)
         size = _write(args.out, shape, args.seed, form)
-    except BadOption as error:
+    except (BadOption, TokenizerMissing) as error:
         print(f"vllm-dsv4 make-tiny: error: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, BadOption) else 1
     print(f"{args.out}: {shape.layers} layers, {form} form, {size / 2**20:.0f} MiB of weights")
     if form is not Form.RELEASED:
         _report(args.out)
@@ -64,6 +70,24 @@ def _report(out: Path) -> None:
     from vllm_dsv4.checkpoint.separation import separation
 
     print(separation(out).describe())
+
+
+def _check_use(shape: Shape) -> None:
+    """Refuse a shape that no machine could write, or that rings would not serve."""
+    if shape.hidden > MAX_HIDDEN:
+        raise BadOption(
+            "--hidden",
+            shape.hidden,
+            f"wider than a small model ({MAX_HIDDEN} at most)",
+            "use e.g. 256 or 512",
+        )
+    if not any(shape.ratios):
+        raise BadOption(
+            "--ratios",
+            ",".join(map(str, shape.ratios)),
+            "no layer compresses, and rings refuse a model without paged history",
+            "give at least one 4 or 128, e.g. 0,4,128",
+        )
 
 
 def _ratios(text: str) -> tuple[int, ...]:

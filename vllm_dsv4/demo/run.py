@@ -26,6 +26,9 @@ DAYS = (3, 4, 6, 8, 10, 12)
 BUDGET = 256 * 2**20
 """Bytes for caches: all of the paged pool, or rings and pool together."""
 
+PAGES = 16 * 2**20
+"""Bytes of ``BUDGET`` that rings leave for pages; a request of the longest length takes 2 MiB."""
+
 
 class DemoFailed(Exception):
     """A run ended without a result; its own messages are above."""
@@ -55,11 +58,31 @@ class Options:
                 raise BadOption(option, value, "nothing could be served", "use 1 or more")
         if self.tokens > 1024:
             raise BadOption("--tokens", self.tokens, "longer than a demonstration", "use <= 1024")
+        most = most_slots(self.tokens)
+        if self.slots > most:
+            raise BadOption(
+                "--slots",
+                self.slots,
+                f"their rings leave too little of {BUDGET / 2**20:.0f} MiB for pages",
+                f"use {most} or fewer",
+            )
+        if self.cache.exists() and not self.cache.is_dir():
+            raise BadOption("--cache", self.cache, "is a file", "give the path of a folder")
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of the longest prompt and what follows it, with room to spare."""
-        return 2 * TOKENS_A_DAY * max(DAYS) + self.tokens
+        return max_model_len(self.tokens)
+
+
+def max_model_len(tokens: int) -> int:
+    """Tokens of the longest prompt and the ``tokens`` after it, with room to spare."""
+    return 2 * TOKENS_A_DAY * max(DAYS) + tokens
+
+
+def most_slots(tokens: int) -> int:
+    """Slots whose rings leave ``PAGES``."""
+    one = RingGeometry(Shape().ratios, 0, max_model_len(tokens), num_slots=1)
+    return (BUDGET - PAGES) // one.bytes_per_slot - 1
 
 
 def demonstrate(options: Options) -> None:
