@@ -12,11 +12,12 @@ from tqdm import tqdm
 from vllm_dsv4.bench.drive import SIDES, Drive
 from vllm_dsv4.bench.simulate import STEP_TIMES, Run, StepTime, simulate
 from vllm_dsv4.bench.traffic import Shape, shapes
-from vllm_dsv4.planner.config import BLOCK_SIZE, planning_config
+from vllm_dsv4.planner.config import planning_config
 from vllm_dsv4.planner.models import RELEASED
 from vllm_dsv4.planner.options import PlanOptions
 from vllm_dsv4.planner.plan import make_plan
 from vllm_dsv4.ring.plan import ring_geometry
+from vllm_dsv4.settings import BLOCK_SIZE
 
 MAX_NUM_SEQS = 4096
 """Of the paged path: never the limit, so that memory decides what runs."""

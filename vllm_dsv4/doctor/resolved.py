@@ -14,12 +14,13 @@ from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 from vllm_dsv4.doctor.diagnosis import Device, Diagnosis
 from vllm_dsv4.doctor.workarounds import workarounds
 from vllm_dsv4.entrypoints import ARCHITECTURE
-from vllm_dsv4.planner.config import BLOCK_SIZE, planning_config
+from vllm_dsv4.planner.config import planning_config
 from vllm_dsv4.planner.models import RELEASED
 from vllm_dsv4.planner.options import PlanOptions
 from vllm_dsv4.platforms.common import RingPlatform
 from vllm_dsv4.ring.manager import RingManager
 from vllm_dsv4.ring.spec import make_ring_spec
+from vllm_dsv4.settings import BLOCK_SIZE
 
 
 def fill(found: Diagnosis) -> list[str]:
