@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from tests.support.answers import answers_of_a_process
 from tests.support.engine import Answer, engine
@@ -28,7 +29,7 @@ INDUCTOR = {"VLLM_USE_BREAKABLE_CUDAGRAPH": "0", "VLLM_DISABLE_COMPILE_CACHE": "
 def usual(model: Path) -> list[Answer]:
     """The first model runner, eager."""
     with engine(model, **OPTIONS) as running:
-        assert type(running.worker.model_runner).__module__ == "vllm.v1.worker.cpu_model_runner"
+        assert isinstance(running.worker.model_runner, CPUModelRunner)
         return running.one_by_one(PROMPTS, max_tokens=TOKENS)
 
 

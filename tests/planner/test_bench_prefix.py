@@ -67,7 +67,7 @@ def test_the_document_says_where_rings_hit_less_and_why(tmp_path: Path):
     data["plots"] = draw_prefix(data, folder)
     (folder / "prefix.json").write_text(json.dumps(data))
     text = write_document(folder).read_text()
-    assert "Rings hit less in: Few slots." in text
+    assert 'Rings hit less in "Few slots".' in text
     assert "VLLM_DSV4_SNAPSHOT_SLOTS" in text
     assert "| 1.010x | 1.000 to 1.020 over 3 starts |" in text
     assert (folder / "prefix.png").stat().st_size > 10_000

@@ -222,9 +222,9 @@ def _prefix(data: Data) -> str:
         for case in data["cost"]
     ]
     sizes = [[name, f"{size / 2**20:.2f}"] for name, size in data["snapshot_bytes"].items()]
-    lower = [trace["title"] for trace in data["traces"] if not trace["no_lower"]]
+    lower = [f'"{trace["title"]}"' for trace in data["traces"] if not trace["no_lower"]]
     verdict = (
-        f" Rings hit less in: {'; '.join(lower)}. There, snapshots were evicted before their "
+        f" Rings hit less in {' and '.join(lower)}. There, snapshots were evicted before their "
         "conversation came back: a conversation needs a snapshot of its own to be resumed, however "
         "many of its pages are still cached, and each turn leaves one or two. The remedy is more "
         "of them, `VLLM_DSV4_SNAPSHOT_SLOTS`."

@@ -85,7 +85,7 @@ def traces(quick: bool) -> list[Trace]:
         Trace("chat", f"Chat, {count} users, {turns} turns", chats(count, turns)),
         Trace("long", "8 long sessions, interleaved", long_sessions(8, long_turns, start)),
         Trace("crowd", f"Chat, {len(crowd)} users, {few} slots", crowd, few),
-        Trace("scarce", f"The same, {len(crowd)} snapshots", crowd, few, len(crowd)),
+        Trace("scarce", f"The same, only {len(crowd)} snapshots", crowd, few, len(crowd)),
     ]
 
 
