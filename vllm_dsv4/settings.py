@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-PREFIX = "VLLM_DSV4_"
+from vllm_dsv4.ring.geometry import BLOCK_SIZE
 
-BLOCK_SIZE = 256
-"""Tokens of a paged block: what vLLM sets for DSV4, whatever ``--block-size`` says."""
+PREFIX = "VLLM_DSV4_"
 
 
 class SettingError(ValueError):

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.unit.test_refusals import config
-from vllm_dsv4.refusals import DRAFTS_WITHOUT_A_MODEL, Refusal, check_speculation
+from vllm_dsv4.refusal import Refusal
+from vllm_dsv4.refusals import DRAFTS_WITHOUT_A_MODEL, check_speculation
 
 
 def drafting(method: str, **hf: Any) -> Any:

@@ -16,8 +16,8 @@ from vllm_dsv4.planner.config import planning_config
 from vllm_dsv4.planner.models import RELEASED
 from vllm_dsv4.planner.options import PlanOptions
 from vllm_dsv4.planner.plan import make_plan
+from vllm_dsv4.ring.geometry import BLOCK_SIZE
 from vllm_dsv4.ring.plan import ring_geometry
-from vllm_dsv4.settings import BLOCK_SIZE
 
 MAX_NUM_SEQS = 4096
 """Of the paged path: never the limit, so that memory decides what runs."""

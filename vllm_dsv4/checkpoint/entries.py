@@ -25,13 +25,7 @@ def check_sizes(config: VllmConfig) -> None:
     hf = config.model_config.hf_config
     for name in SIZES.values():
         value = getattr(hf, name, None)
-        if not isinstance(value, int) or value < 1:
-            raise Refusal(
-                f"config.json {name}",
-                repr(value),
-                "it counts something, and must be a whole number of 1 or more",
-                DAMAGED,
-            )
+        _check_count(name, value)
 
 
 def check_shape(config: VllmConfig) -> None:
@@ -52,7 +46,7 @@ def check_shape(config: VllmConfig) -> None:
                 f"Check the checkpoint, {PAGED_PATH}",
             )
     ratios = geometry.layer_ratios(hf)
-    if not any(ratio > 1 for ratio in ratios):
+    if not geometry.has_history(ratios):
         raise Refusal(
             "config.json compress_ratios",
             list(ratios),
@@ -81,8 +75,7 @@ def check_numbers(config: VllmConfig) -> None:
 def check_index_topk(config: VllmConfig) -> None:
     """The indexer's choice of compressed rows."""
     value = getattr(config.model_config.hf_config, "index_topk", None)
-    if not isinstance(value, int) or value < 1:
-        raise _damaged("index_topk", value, "it must be a whole number of 1 or more")
+    _check_count("index_topk", value)
     if config.device_config.device_type == "cpu" and value != CPU_INDEX_TOPK:
         raise Refusal(
             "config.json index_topk",
@@ -90,6 +83,12 @@ def check_index_topk(config: VllmConfig) -> None:
             f"vLLM's CPU operators choose {CPU_INDEX_TOPK} rows and no other number",
             "Serve this model on another device",
         )
+
+
+def _check_count(name: str, value: object) -> None:
+    if not isinstance(value, int) or value < 1:
+        reason = "it counts something, and must be a whole number of 1 or more"
+        raise _damaged(name, value, reason)
 
 
 def _is_number(value: object) -> TypeGuard[float]:

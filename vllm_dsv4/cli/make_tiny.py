@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vllm_dsv4.checkpoint.config import Form, Shape
 from vllm_dsv4.checkpoint.errors import BadOption
+from vllm_dsv4.ring.geometry import has_history
 
 MAX_HIDDEN = 8192
 """Wider than any DeepSeek-V4; an embedding of it takes 2 GiB."""
@@ -81,7 +82,7 @@ def _check_use(shape: Shape) -> None:
             f"wider than a small model ({MAX_HIDDEN} at most)",
             "use e.g. 256 or 512",
         )
-    if not any(shape.ratios):
+    if not has_history(shape.ratios):
         raise BadOption(
             "--ratios",
             ",".join(map(str, shape.ratios)),

@@ -18,9 +18,9 @@ from vllm_dsv4.planner.config import planning_config
 from vllm_dsv4.planner.models import RELEASED
 from vllm_dsv4.planner.options import PlanOptions
 from vllm_dsv4.platforms.common import RingPlatform
+from vllm_dsv4.ring.geometry import BLOCK_SIZE
 from vllm_dsv4.ring.manager import RingManager
 from vllm_dsv4.ring.spec import make_ring_spec
-from vllm_dsv4.settings import BLOCK_SIZE
 
 
 def fill(found: Diagnosis) -> list[str]:

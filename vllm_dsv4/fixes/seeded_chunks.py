@@ -27,6 +27,8 @@ class SeededCpuModelRunner(CPUModelRunner):
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> Any:
         """Rows whose token is discarded draw from the common generator: nothing to take back."""
         generators = self.input_batch.generators
+        if not generators:
+            return super().sample_tokens(grammar_output)
         discarded = np.nonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])[0]
         held = {row: generators.pop(row) for row in discarded.tolist() if row in generators}
         try:

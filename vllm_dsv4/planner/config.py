@@ -19,7 +19,7 @@ from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 from vllm_dsv4.planner.options import PlanOptions
-from vllm_dsv4.settings import BLOCK_SIZE
+from vllm_dsv4.ring.geometry import BLOCK_SIZE
 
 CACHE_DTYPE = "fp8_ds_mla"
 """What vLLM makes of ``--kv-cache-dtype fp8`` for DSV4."""

@@ -17,6 +17,7 @@ from vllm_dsv4.ring.geometry import (
     ROPE_HEAD_DIM,
     SWA_WINDOW,
     GeometryError,
+    has_history,
     layer_ratios,
 )
 
@@ -115,7 +116,7 @@ def _from_config(config: Any, name: str) -> PlannedModel:
         ratios = layer_ratios(config)
     except (GeometryError, TypeError, ValueError) as error:
         raise UnknownModel(f"MODEL {name!r}: {error}") from None
-    if not any(ratio > 1 for ratio in ratios):
+    if not has_history(ratios):
         raise UnknownModel(
             f"MODEL {name!r} has compress_ratios {list(ratios)}: no layer compresses, so there is "
             "no paged history to plan. Check the config.json."

@@ -74,16 +74,23 @@ def prepare_for_rings(vllm_config: VllmConfig) -> None:
         # Whoever validates the configuration wraps it in an error many lines long.
         logger.error("vllm_dsv4 cannot serve %s: %s", ARCHITECTURE, refusal)
         raise
-    slots, most = read_settings().slots, vllm_config.scheduler_config.max_num_seqs
-    if slots is not None and slots > most:
-        logger.warning_once(
-            "VLLM_DSV4_SLOTS=%d: %d of the slots are never used, since --max-num-seqs lets %d "
-            "sequences run.", slots, slots - most, most,
-        )  # fmt: skip
+    _warn_of_idle_slots(vllm_config.scheduler_config.max_num_seqs)
     ranks.mark(vllm_config)
     from vllm_dsv4.metrics import show_on_metrics
 
     show_on_metrics(vllm_config)
+
+
+def _warn_of_idle_slots(max_num_seqs: int) -> None:
+    slots = read_settings().slots
+    if slots is not None and slots > max_num_seqs:
+        logger.warning_once(
+            "VLLM_DSV4_SLOTS=%d: %d of the slots are never used, since --max-num-seqs lets %d "
+            "sequences run.",
+            slots,
+            slots - max_num_seqs,
+            max_num_seqs,
+        )
 
 
 class RingPlatform:

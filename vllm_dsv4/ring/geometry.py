@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+BLOCK_SIZE = 256
+"""Tokens of a paged block: what vLLM sets for DSV4, whatever ``--block-size`` says."""
 SWA_WINDOW = 128
 HEAD_DIM = 512
 ROPE_HEAD_DIM = 64
@@ -253,6 +255,11 @@ def layer_ratios(
     if with_draft_layers:
         layers += (0,) * int(get("num_nextn_predict_layers", 0) or 0)
     return layers
+
+
+def has_history(ratios: Sequence[int]) -> bool:
+    """Whether any layer compresses: else nothing is paged, and vLLM has nothing to plan."""
+    return any(ratio > 1 for ratio in ratios)
 
 
 def lookahead_tokens(num_speculative_tokens: int, num_lookahead_tokens: int) -> int:
