@@ -13,7 +13,7 @@ OMP_NUM_THREADS ?= 1
 export OMP_NUM_THREADS
 
 # Quick suites first. A suite whose folder does not exist is skipped.
-SUITES := $(wildcard $(addprefix tests/,rings planner blocks fixes packaging kernels rocm engine cluster soak))
+SUITES := $(wildcard $(addprefix tests/,ring cpu commands fixes packaging kernels rocm engine cluster soak))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-quick soak bench coupling lint types clean $(SUITES)
@@ -34,11 +34,11 @@ setup:
 	@$(PYTHON) tools/setup_env.py --folder $(VENV) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 demo: setup
-	$(RUN) -m vllm_dsv4.cli.main demo --cache .cache/demo
+	$(RUN) -m vllm_dsv4.commands.cli.main demo --cache .cache/demo
 
 bench: setup
 	$(RUN) benchmarks/decode_bytes.py
-	$(RUN) -m vllm_dsv4.cli.main bench --out docs/benchmarks
+	$(RUN) -m vllm_dsv4.commands.cli.main bench --out docs/benchmarks
 
 coupling: setup
 	$(RUN) tools/coupling.py
@@ -67,7 +67,7 @@ $(SUITES): setup
 
 soak: setup
 	SOAK_REQUESTS=10000 $(PYTEST) tests/soak -s
-	MODEL_OPERATIONS=1000000 $(PYTEST) tests/blocks/test_model_of_the_manager.py
+	MODEL_OPERATIONS=1000000 $(PYTEST) tests/ring/test_model_of_the_manager.py
 
 clean:
 	rm -rf build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

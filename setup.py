@@ -36,13 +36,13 @@ setup(
     ],
     package_dir={"vllm_dsv4.kernels": "kernels"},
     package_data={
-        "vllm_dsv4": ["py.typed", "contract/recorded.json"],
+        "vllm_dsv4": ["py.typed", "commands/contract/recorded.json"],
         "vllm_dsv4.kernels": ["py.typed"],
     },
     entry_points={
         # vLLM filters both groups by VLLM_PLUGINS, by name: the names must be equal.
         "vllm.platform_plugins": ["dsv4 = vllm_dsv4.entrypoints:platform"],
         "vllm.general_plugins": ["dsv4 = vllm_dsv4.entrypoints:register"],
-        "console_scripts": ["vllm-dsv4 = vllm_dsv4.cli.main:main"],
+        "console_scripts": ["vllm-dsv4 = vllm_dsv4.commands.cli.main:main"],
     },
 )

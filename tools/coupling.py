@@ -7,9 +7,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from vllm_dsv4.contract.document import coupling_page  # noqa: E402
-from vllm_dsv4.contract.obtain import installed_folder  # noqa: E402
-from vllm_dsv4.contract.record import Record, make_record, write_record  # noqa: E402
+from vllm_dsv4.commands.contract.document import coupling_page  # noqa: E402
+from vllm_dsv4.commands.contract.obtain import installed_folder  # noqa: E402
+from vllm_dsv4.commands.contract.record import Record, make_record, write_record  # noqa: E402
 from vllm_dsv4.versions import installed_vllm  # noqa: E402
 
 PAGE = ROOT / "docs" / "coupling.md"

@@ -20,17 +20,17 @@ logger = logging.getLogger("vllm.vllm_dsv4")
 
 ARCHITECTURE = "DeepseekV4ForCausalLM"
 DRAFT_ARCHITECTURE = "DeepSeekV4MTPModel"
-CPU_PLATFORM = "vllm_dsv4.platforms.cpu.Dsv4CpuPlatform"
+CPU_PLATFORM = "vllm_dsv4.cpu.platform.Dsv4CpuPlatform"
 CPU_MODELS = {
-    ARCHITECTURE: "vllm_dsv4.models.cpu:DeepseekV4ForCausalLM",
-    DRAFT_ARCHITECTURE: "vllm_dsv4.models.draft_cpu:DeepSeekV4MTP",
+    ARCHITECTURE: "vllm_dsv4.cpu.model:DeepseekV4ForCausalLM",
+    DRAFT_ARCHITECTURE: "vllm_dsv4.cpu.draft:DeepSeekV4MTP",
 }
-CPU_PAGED_MODELS = {ARCHITECTURE: "vllm_dsv4.models.cpu_paged:PagedDeepseekV4ForCausalLM"}
+CPU_PAGED_MODELS = {ARCHITECTURE: "vllm_dsv4.cpu.paged_model:PagedDeepseekV4ForCausalLM"}
 CPU_INFO = Path("/proc/cpuinfo")
-ROCM_PLATFORM = "vllm_dsv4.platforms.rocm.Dsv4RocmPlatform"
+ROCM_PLATFORM = "vllm_dsv4.rocm.platform.Dsv4RocmPlatform"
 ROCM_MODELS = {
-    ARCHITECTURE: "vllm_dsv4.models.rocm:DeepseekV4ForCausalLM",
-    DRAFT_ARCHITECTURE: "vllm_dsv4.models.draft_rocm:DeepSeekV4MTP",
+    ARCHITECTURE: "vllm_dsv4.rocm.model:DeepseekV4ForCausalLM",
+    DRAFT_ARCHITECTURE: "vllm_dsv4.rocm.draft:DeepSeekV4MTP",
 }
 
 

@@ -11,7 +11,7 @@ from tests.support.fake_distribution import add_distribution
 from tests.support.ray_node import RayNode, seconds_within
 from tests.support.ray_pair import two_ray_nodes
 from tests.support.server import EXAMPLES, environment
-from vllm_dsv4.ranks import DISTRIBUTION, installed_version
+from vllm_dsv4.serving.ranks import DISTRIBUTION, installed_version
 
 START_SECONDS = 240.0
 """For a start that fails; one that succeeds takes as long here."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_dsv4.bench import engine
+from vllm_dsv4.commands.bench import engine
 
 
 @pytest.mark.engine

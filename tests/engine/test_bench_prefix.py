@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_dsv4.bench import prefix
+from vllm_dsv4.commands.bench import prefix
 
 
 def test_snapshots_are_timed_against_none_after_a_hit_was_shown_to_be_exact(

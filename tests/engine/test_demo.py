@@ -11,7 +11,7 @@ pytestmark = pytest.mark.engine
 
 
 def test_the_demo_shows_wraps_slots_capacity_and_equal_tokens(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "vllm_dsv4.cli.main", "demo", "--tokens", "16"]
+    command = [sys.executable, "-m", "vllm_dsv4.commands.cli.main", "demo", "--tokens", "16"]
     ran = subprocess.run(
         [*command, "--cache", str(tmp_path)], capture_output=True, text=True, check=False
     )

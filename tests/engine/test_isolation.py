@@ -14,8 +14,8 @@ import torch
 
 from tests.support.engine import Answer, Engine, engine
 from tests.support.prompts import prompt
+from vllm_dsv4.cpu.index_plan import StagingPlan
 from vllm_dsv4.ring.addressing import flat_row
-from vllm_dsv4.ring.staging import StagingPlan
 
 SLOT = 1
 FORMER = {"one": prompt(600, seed=31), "another": prompt(640, seed=32)}

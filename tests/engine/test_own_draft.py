@@ -30,7 +30,7 @@ near-tie, where a machine rounds otherwise."""
 @contextmanager
 def all_draft_steps_write_one_row() -> Iterator[None]:
     """The fault of SGLang 28520: each draft of a step takes the row of the one before."""
-    from vllm_dsv4.attention.cpu_backend import CpuRingMetadataBuilder
+    from vllm_dsv4.cpu.backend import CpuRingMetadataBuilder
 
     build = CpuRingMetadataBuilder.build_for_drafting
 

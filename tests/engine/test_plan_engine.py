@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from vllm_dsv4.checkpoint.write import make_tiny
-from vllm_dsv4.planner.models import find_model
-from vllm_dsv4.planner.options import GIB, PlanOptions
-from vllm_dsv4.planner.plan import Plan, make_plan
+from vllm_dsv4.commands.planner.models import find_model
+from vllm_dsv4.commands.planner.options import GIB, PlanOptions
+from vllm_dsv4.commands.planner.plan import Plan, make_plan
 
 POOL_BYTES = 256 * 2**20
 

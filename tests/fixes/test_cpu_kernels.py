@@ -6,8 +6,8 @@ import pytest
 from vllm.platforms.cpu import CpuPlatform
 from vllm.triton_utils import HAS_TRITON, dispatcher
 
-from vllm_dsv4.platforms.cpu import Dsv4CpuPlatform
-from vllm_dsv4.platforms.cpu_kernels import KERNELS
+from vllm_dsv4.cpu.metadata_kernels import KERNELS
+from vllm_dsv4.cpu.platform import Dsv4CpuPlatform
 
 
 @pytest.fixture

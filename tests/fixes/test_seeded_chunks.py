@@ -14,8 +14,8 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from vllm_dsv4.cpu.platform import WORKER
 from vllm_dsv4.fixes.seeded_chunks import SeededCpuModelRunner, SeededCpuWorker
-from vllm_dsv4.platforms.cpu import WORKER
 
 
 def test_vllm_still_needs_it() -> None:

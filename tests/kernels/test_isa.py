@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from vllm_dsv4.isa.archs import ARCHS, LDS_BYTES_PER_CU
-from vllm_dsv4.isa.assembly import read_assembly
-from vllm_dsv4.isa.table import markdown_table, replace_table
+from vllm_dsv4.commands.isa.assembly import read_assembly
+from vllm_dsv4.commands.isa.table import markdown_table, replace_table
+from vllm_dsv4.rocm.archs import ARCHS, LDS_BYTES_PER_CU
 
 KEYS = {
     "owner",
@@ -36,7 +36,7 @@ def _isa(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
     """Runs the command where kernels are compiled: this process interprets them."""
     inherited = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     return subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "vllm_dsv4.cli.main", "isa", *arguments],
+        [sys.executable, "-W", "ignore", "-m", "vllm_dsv4.commands.cli.main", "isa", *arguments],
         env={**inherited, **environment},
         capture_output=True,
         text=True,

@@ -62,9 +62,9 @@ if __name__ == "__main__":
     main()
 """
 
-OUR_PLATFORM = "vllm_dsv4.platforms.cpu.Dsv4CpuPlatform"
+OUR_PLATFORM = "vllm_dsv4.cpu.platform.Dsv4CpuPlatform"
 THEIR_PLATFORM = "vllm.platforms.cpu.CpuPlatform"
-OUR_MODEL = "vllm_dsv4.models.cpu:DeepseekV4ForCausalLM"
+OUR_MODEL = "vllm_dsv4.cpu.model:DeepseekV4ForCausalLM"
 BUILT_IN = {
     "FullAttentionSpec": "FullAttentionManager",
     "MLAAttentionSpec": "FullAttentionManager",

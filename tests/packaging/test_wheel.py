@@ -45,7 +45,7 @@ def test_it_is_typed_and_holds_the_record_of_the_contract(names: list[str]) -> N
     assert {
         "vllm_dsv4/py.typed",
         "vllm_dsv4/kernels/py.typed",
-        "vllm_dsv4/contract/recorded.json",
+        "vllm_dsv4/commands/contract/recorded.json",
     } <= set(names)
 
 
@@ -77,5 +77,5 @@ def test_both_entry_points_have_one_name(wheel: Path, info: str) -> None:
     assert {group: dict(points[group]) for group in points.sections()} == {
         "vllm.platform_plugins": {"dsv4": "vllm_dsv4.entrypoints:platform"},
         "vllm.general_plugins": {"dsv4": "vllm_dsv4.entrypoints:register"},
-        "console_scripts": {"vllm-dsv4": "vllm_dsv4.cli.main:main"},
+        "console_scripts": {"vllm-dsv4": "vllm_dsv4.commands.cli.main:main"},
     }

@@ -27,12 +27,13 @@ from vllm.models.deepseek_v4.amd.rocm import DeepseekV4ROCMAiterMLAAttention
 from vllm.models.deepseek_v4.cpu.cpu_sparse import DeepseekV4CPUAttention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from vllm_dsv4.attention import cpu, rocm
-from vllm_dsv4.attention.cpu_staging import Staging
+from vllm_dsv4.cpu import attention as cpu
+from vllm_dsv4.cpu.staging import Staging
 from vllm_dsv4.ring import row
 from vllm_dsv4.ring.arena import RingArena
 from vllm_dsv4.ring.layer import RingCache
 from vllm_dsv4.ring.plan import ring_geometry, ring_spec_of
+from vllm_dsv4.rocm import attention as rocm
 
 BLOCK = 256
 MAX_MODEL_LEN = 640

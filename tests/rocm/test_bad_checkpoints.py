@@ -17,7 +17,10 @@ from vllm.model_executor.model_loader.weight_utils import safetensors_weights_it
 from tests.rocm.rig import make_config
 from tests.rocm.test_model import GIB, build
 from vllm_dsv4.checkpoint.check import CheckpointError
-from vllm_dsv4.models import cpu, draft_cpu, draft_rocm, rocm
+from vllm_dsv4.cpu import draft as draft_cpu
+from vllm_dsv4.cpu import model as cpu
+from vllm_dsv4.rocm import draft as draft_rocm
+from vllm_dsv4.rocm import model as rocm
 
 TARGETS = [cpu.DeepseekV4ForCausalLM, rocm.DeepseekV4ForCausalLM]
 DRAFTS = [draft_cpu.DeepSeekV4MTP, draft_rocm.DeepSeekV4MTP]

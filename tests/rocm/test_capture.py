@@ -106,7 +106,7 @@ def attend_on_meta(rig: Rig, metadata: dict[str, Any]) -> None:
         compressors.append(layer.indexer.compressor)
     with (
         set_forward_context(metadata, rig.config, num_tokens=tokens),
-        patch("vllm_dsv4.attention.rocm.decode_natively"),
+        patch("vllm_dsv4.rocm.attention.decode_natively"),
     ):
         for compressor in compressors:
             width = 2 * compressor.coff * compressor.head_dim

@@ -12,14 +12,14 @@ from vllm.config import set_current_vllm_config
 from vllm.models.deepseek_v4.amd.rocm import DeepseekV4ROCMAiterMLAAttention
 
 from tests.rocm.rig import make_config
-from vllm_dsv4.attention.rocm import RingRocmAttention
-from vllm_dsv4.attention.rocm_backend import RocmRingBackend
-from vllm_dsv4.models.draft_rocm import DeepSeekV4MTP
-from vllm_dsv4.models.rocm import DeepseekV4ForCausalLM
-from vllm_dsv4.refusal import Refusal
 from vllm_dsv4.ring.geometry import RingKind
 from vllm_dsv4.ring.layer import RingCache
 from vllm_dsv4.ring.plan import ring_geometry, ring_spec_of
+from vllm_dsv4.ring.refusal import Refusal
+from vllm_dsv4.rocm.attention import RingRocmAttention
+from vllm_dsv4.rocm.backend import RocmRingBackend
+from vllm_dsv4.rocm.draft import DeepSeekV4MTP
+from vllm_dsv4.rocm.model import DeepseekV4ForCausalLM
 
 GIB = 1 << 30
 

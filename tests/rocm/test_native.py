@@ -43,7 +43,7 @@ def card(request: pytest.FixtureRequest) -> Iterator[str]:
         patch.object(rocm_ops, "_ON_GFX950", is_gfx950),
         patch.object(rocm_ops, "_decode_cu_count", lambda: 1),
         patch.object(rocm_ops, "rocm_sparse_attn_decode", launch_on_the_cpu),
-        patch("vllm_dsv4.attention.rocm_native.on_gfx950", lambda: is_gfx950),
+        patch("vllm_dsv4.rocm.native.on_gfx950", lambda: is_gfx950),
     ):
         yield request.param
 

@@ -85,11 +85,11 @@ def run(
 @pytest.mark.parametrize(
     ("version", "cards", "chosen"),
     [
-        (ROCM_BUILD, 8, "vllm_dsv4.platforms.rocm.Dsv4RocmPlatform"),
+        (ROCM_BUILD, 8, "vllm_dsv4.rocm.platform.Dsv4RocmPlatform"),
         (ROCM_BUILD, 0, None),
         (ROCM_BUILD, None, None),
-        (CPU_BUILD, 8, "vllm_dsv4.platforms.cpu.Dsv4CpuPlatform"),
-        (CPU_BUILD, None, "vllm_dsv4.platforms.cpu.Dsv4CpuPlatform"),
+        (CPU_BUILD, 8, "vllm_dsv4.cpu.platform.Dsv4CpuPlatform"),
+        (CPU_BUILD, None, "vllm_dsv4.cpu.platform.Dsv4CpuPlatform"),
         ("0.31.0", 8, None),
     ],
 )
@@ -107,9 +107,9 @@ def test_without_rings_the_platform_is_left_to_vllm(tmp_path: Path) -> None:
 def test_vllm_resolves_our_platform_and_model_on_a_rocm_build(tmp_path: Path) -> None:
     found = run(tmp_path, RESOLVE, ROCM_BUILD, 8)
     assert found == {
-        "platform": "vllm_dsv4.platforms.rocm.Dsv4RocmPlatform",
+        "platform": "vllm_dsv4.rocm.platform.Dsv4RocmPlatform",
         "before": "vllm.models.deepseek_v4",
-        "model": "vllm_dsv4.models.rocm",
+        "model": "vllm_dsv4.rocm.model",
         "changed": ["DeepseekV4ForCausalLM", "DeepSeekV4MTPModel"],
         "rocm": True,
     }

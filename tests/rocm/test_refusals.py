@@ -13,10 +13,10 @@ from vllm.platforms import current_platform
 from vllm.v1.spec_decode.eagle import EagleProposer
 
 from tests.rocm.rig import make_config
-from vllm_dsv4.attention.rocm_backend import RocmRingMetadata
-from vllm_dsv4.platforms.rocm import Dsv4RocmPlatform
-from vllm_dsv4.platforms.rocm_checks import check_card, check_context, check_triton
-from vllm_dsv4.refusal import Refusal
+from vllm_dsv4.ring.refusal import Refusal
+from vllm_dsv4.rocm.backend import RocmRingMetadata
+from vllm_dsv4.rocm.checks import check_card, check_context, check_triton
+from vllm_dsv4.rocm.platform import Dsv4RocmPlatform
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_another_card_is_refused_with_those_that_are_supported(arch: str) -> Non
 
 def test_missing_triton_is_refused() -> None:
     with (
-        patch("vllm_dsv4.platforms.rocm_checks.find_spec", lambda _: None),
+        patch("vllm_dsv4.rocm.checks.find_spec", lambda _: None),
         pytest.raises(Refusal, match=r"python package triton=missing.*VLLM_DSV4_RING=0"),
     ):
         check_triton()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vllm_dsv4.attention.rocm_snapshots import DeviceSnapshots, most_rounds
-from vllm_dsv4.attention.rocm_step import DeviceStep
 from vllm_dsv4.ring import row
 from vllm_dsv4.ring.arena import RingArena
 from vllm_dsv4.ring.geometry import RingGeometry
 from vllm_dsv4.ring.step import make_step, restores
+from vllm_dsv4.rocm.snapshots import DeviceSnapshots, most_rounds
+from vllm_dsv4.rocm.step import DeviceStep
 
 BLOCK = 8
 MAX_LEN = 96

@@ -14,19 +14,26 @@ import pytest
 import torch
 from vllm_dsv4.kernels.decode import decode
 
-from vllm_dsv4.verify import attention, device, run, speed, writes
-from vllm_dsv4.verify.device import Card, NoDevice, find_card
-from vllm_dsv4.verify.inputs import Inputs
-from vllm_dsv4.verify.report import Report
-from vllm_dsv4.verify.result import Result, relative
-from vllm_dsv4.verify.speed import Speed, vllm_decode
+from vllm_dsv4.commands.verify import attention, device, run, speed, writes
+from vllm_dsv4.commands.verify.device import Card, NoDevice, find_card
+from vllm_dsv4.commands.verify.inputs import Inputs
+from vllm_dsv4.commands.verify.report import Report
+from vllm_dsv4.commands.verify.result import Result, relative
+from vllm_dsv4.commands.verify.speed import Speed, vllm_decode
 
 INTERPRETED = Card(torch.device("cpu"), "no card", "gfx942", 1, 1 << 30, torch.float8_e4m3fnuz)
 
 
 def verify_here(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "vllm_dsv4.cli.main", "verify", "--out", str(folder / "report.md")],
+        [
+            sys.executable,
+            "-m",
+            "vllm_dsv4.commands.cli.main",
+            "verify",
+            "--out",
+            str(folder / "report.md"),
+        ],
         env={"PATH": "", **environment},
         capture_output=True,
         text=True,

@@ -86,7 +86,7 @@ import sys
 import vllm_dsv4
 assert not {"torch", "vllm"} & set(sys.modules), "import vllm_dsv4"
 from vllm_dsv4.entrypoints import platform
-assert platform() == platform() == "vllm_dsv4.platforms.cpu.Dsv4CpuPlatform"
+assert platform() == platform() == "vllm_dsv4.cpu.platform.Dsv4CpuPlatform"
 heavy = {name for name in sys.modules if name.split(".")[0] in ("torch", "vllm", "triton", "numpy")}
 assert not heavy, heavy
 """

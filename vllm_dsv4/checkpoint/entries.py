@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING, TypeGuard
 
 from vllm_dsv4.checkpoint.expected import SIZES
-from vllm_dsv4.refusal import PAGED_PATH, Refusal
 from vllm_dsv4.ring import geometry
+from vllm_dsv4.ring.refusal import PAGED_PATH, Refusal
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

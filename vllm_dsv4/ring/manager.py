@@ -25,11 +25,11 @@ from vllm.v1.core.single_type_kv_cache_manager import CircularBufferManager
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from vllm_dsv4.log import get_logger
-from vllm_dsv4.metrics import RingMetrics
 from vllm_dsv4.ring import row
 from vllm_dsv4.ring.report import describe_rings
 from vllm_dsv4.ring.slots import SlotCounts, SlotIntegrityError, SlotPool
 from vllm_dsv4.ring.snapshots import SnapshotBook
+from vllm_dsv4.serving.metrics import RingMetrics
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request

@@ -65,7 +65,7 @@ def snapshot_interval(vllm_config: VllmConfig, settings: Settings) -> int:
     """Tokens between a prompt's snapshots, 0 for its end only.
 
     ``--prefix-cache-retention-interval`` asks vLLM's paged path for the same thing; the platform
-    moves its value here (see ``platforms.common``).
+    moves its value here (see ``serving.platform``).
     """
     additional = vllm_config.additional_config
     moved = additional.get(RETENTION_KEY, 0) if isinstance(additional, dict) else 0

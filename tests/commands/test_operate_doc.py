@@ -1,0 +1,31 @@
+"""The figures in docs/operate.md are what the commands above them print today."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from vllm_dsv4.commands.cli.main import main
+
+TEXT = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
+BLOCKS = re.findall(r"```console\n\$ vllm-dsv4 ([^\n]*)\n(.*?)```", TEXT, re.DOTALL)
+
+
+@pytest.mark.parametrize(("command", "expected"), BLOCKS, ids=[command for command, _ in BLOCKS])
+def test_a_block_is_the_output_of_its_command(
+    command: str, expected: str, capsys: pytest.CaptureFixture[str]
+):
+    main(command.split())
+    printed = capsys.readouterr()
+    assert (printed.out or printed.err).strip() == expected.strip()
+
+
+def test_the_table_over_batched_tokens_is_what_plan_says(capsys: pytest.CaptureFixture[str]):
+    rows = re.findall(r"\| `(--max-num-batched-tokens) (\d+)` \| ([\d,]+) \| ([\d,]+) \|", TEXT)
+    assert len(rows) == 4
+    for flag, value, paged, rings in rows:
+        assert main(["plan", "flash", flag, value, "--json"]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert f"{plan['native']['tokens']:,}" == paged
+        assert f"{plan['rings']['tokens']:,}" == rings
