@@ -13,13 +13,12 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from vllm_dsv4.architectures import ARCHITECTURE, DRAFT_ARCHITECTURE
 from vllm_dsv4.settings import SettingError, read_settings
 from vllm_dsv4.versions import SUPPORTED_VLLM, unsupported_reason
 
 logger = logging.getLogger("vllm.vllm_dsv4")
 
-ARCHITECTURE = "DeepseekV4ForCausalLM"
-DRAFT_ARCHITECTURE = "DeepSeekV4MTPModel"
 CPU_PLATFORM = "vllm_dsv4.cpu.platform.Dsv4CpuPlatform"
 CPU_MODELS = {
     ARCHITECTURE: "vllm_dsv4.cpu.model:DeepseekV4ForCausalLM",

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from vllm_dsv4.ring.geometry import BLOCK_SIZE
-
 PREFIX = "VLLM_DSV4_"
 
 
@@ -30,8 +28,8 @@ class Settings:
             results must not change by a bit).
         attention: ``VLLM_DSV4_ATTENTION``; on ROCm, our Triton kernels or vLLM's own.
         snapshot_slots: ``VLLM_DSV4_SNAPSHOT_SLOTS``; None means the default of ``snapshots``.
-        snapshot_interval: ``VLLM_DSV4_SNAPSHOT_INTERVAL``; tokens, whole blocks, 0 for the last
-            boundary only.
+        snapshot_interval: ``VLLM_DSV4_SNAPSHOT_INTERVAL``; tokens, 0 for the last boundary only.
+            ``ring.plan`` checks that it is whole blocks.
         check_ray: ``VLLM_DSV4_CHECK_RAY``; False waits, as vLLM does, for devices that are missing.
         check_checkpoint: ``VLLM_DSV4_CHECK_CHECKPOINT``; False loads what vLLM alone would load.
     """
@@ -79,19 +77,13 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         raise SettingError(
             f"VLLM_DSV4_ATTENTION={attention!r}; use 'triton' (our kernels) or 'native' (vLLM's)."
         )
-    interval = _count(env, "SNAPSHOT_INTERVAL", minimum=0) or 0
-    if interval % BLOCK_SIZE:
-        raise SettingError(
-            f"VLLM_DSV4_SNAPSHOT_INTERVAL={interval}; use 0 or a multiple of {BLOCK_SIZE}: a "
-            f"snapshot is taken where a block of {BLOCK_SIZE} tokens ends."
-        )
     return Settings(
         ring=_flag(env, "RING", True),
         slots=_count(env, "SLOTS", minimum=1),
         poison=_flag(env, "POISON", False),
         attention=attention,  # type: ignore[arg-type]
         snapshot_slots=_count(env, "SNAPSHOT_SLOTS", minimum=0),
-        snapshot_interval=interval,
+        snapshot_interval=_count(env, "SNAPSHOT_INTERVAL", minimum=0) or 0,
         check_ray=_flag(env, "CHECK_RAY", True),
         check_checkpoint=_flag(env, "CHECK_CHECKPOINT", True),
     )

@@ -24,7 +24,8 @@ from vllm.models.deepseek_v4.xpu.mtp import DeepSeekV4MTP as VllmDeepSeekV4MTP
 from vllm_dsv4.cpu.model import put_model_on_rings
 from vllm_dsv4.cpu.released import LoadsReleasedForm, bf16_config, must_dequantise
 from vllm_dsv4.ring.arena import RingArena
-from vllm_dsv4.serving.model import LoadsWholeCheckpoint, require_our_platform
+from vllm_dsv4.serving.live import require_our_platform
+from vllm_dsv4.serving.model import LoadsWholeCheckpoint
 
 
 class DraftLayer(nn.Module):

@@ -12,7 +12,8 @@ from vllm_dsv4.cpu.released import LoadsReleasedForm, bf16_config, must_dequanti
 from vllm_dsv4.cpu.staging import Staging, staging_bytes
 from vllm_dsv4.ring.arena import RingArena
 from vllm_dsv4.ring.plan import ring_geometry
-from vllm_dsv4.serving.model import LoadsWholeCheckpoint, local_ratios, require_our_platform
+from vllm_dsv4.serving.live import require_our_platform
+from vllm_dsv4.serving.model import LoadsWholeCheckpoint, local_ratios
 from vllm_dsv4.serving.refusals import check_rings_fit
 
 

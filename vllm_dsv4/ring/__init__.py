@@ -5,4 +5,6 @@ slot), ``spec`` and ``manager`` (how vLLM sees it), ``arena`` (the memory), ``st
 forward pass needs).  A slot cannot reach vLLM's paged pool because ``manager.RingManager`` never
 calls that pool: it lends from ``slots.SlotPool`` and returns an empty list wherever vLLM asks for
 blocks to free.
+
+Nothing here knows a platform, a command or a metric: it imports ``log`` and ``settings`` only.
 """

@@ -13,7 +13,7 @@ later, and it reads only rows that it wrote itself or restored from a snapshot.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import (
@@ -29,7 +29,6 @@ from vllm_dsv4.ring import row
 from vllm_dsv4.ring.report import describe_rings
 from vllm_dsv4.ring.slots import SlotCounts, SlotIntegrityError, SlotPool
 from vllm_dsv4.ring.snapshots import SnapshotBook
-from vllm_dsv4.serving.metrics import RingMetrics
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -37,6 +36,20 @@ if TYPE_CHECKING:
     from vllm_dsv4.ring.spec import RingSpec
 
 logger = get_logger(__name__)
+
+
+class CountsTaker(Protocol):
+    """Whoever wants to know how many slots are lent and what the snapshots did."""
+
+    def publish(self, counts: SlotCounts, book: SnapshotBook) -> None:
+        """Called after every change of slots or snapshots, and once a step."""
+
+
+class Nobody:
+    """Takes no counts."""
+
+    def publish(self, counts: SlotCounts, book: SnapshotBook) -> None:
+        del counts, book
 
 
 class RingManager(CircularBufferManager):
@@ -63,9 +76,14 @@ class RingManager(CircularBufferManager):
         )
         self.block_pool = self.snapshots.pool
         self._scheduled_tokens: dict[str, int] = {}
-        self._metrics = RingMetrics(kv_cache_spec.bytes_per_snapshot)
-        self._metrics.publish(self.slots.counts(), self.snapshots)
+        self._taker = self.counts_taker(kv_cache_spec)
+        self._taker.publish(self.slots.counts(), self.snapshots)
         logger.info_once(describe_rings(kv_cache_spec, paged_pool.num_gpu_blocks))
+
+    def counts_taker(self, kv_cache_spec: RingSpec) -> CountsTaker:
+        """Who is told the counts. vLLM builds the manager, so a subclass says it."""
+        del kv_cache_spec
+        return Nobody()
 
     def get_num_blocks_to_allocate(self, request_id: str, *args: Any, **kwargs: Any) -> int:
         """0 if the request has a slot or can have one, else more blocks than the pool has.
@@ -163,12 +181,12 @@ class RingManager(CircularBufferManager):
         self._scheduled_tokens.pop(request_id, None)
         self.snapshots.forget(request_id)
         self.slots.give_back(request_id)
-        self._metrics.publish(self.slots.counts(), self.snapshots)
+        self._taker.publish(self.slots.counts(), self.snapshots)
         return []
 
     def new_step_starts(self) -> None:
         self.snapshots.new_step()
-        self._metrics.publish(self.slots.counts(), self.snapshots)
+        self._taker.publish(self.slots.counts(), self.snapshots)
 
     @classmethod
     def find_longest_cache_hit(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm_dsv4.ring.geometry import (
+    BLOCK_SIZE,
     RingGeometry,
     layer_ratios,
     lookahead_tokens,
 )
-from vllm_dsv4.settings import Settings, read_settings
+from vllm_dsv4.settings import SettingError, Settings, read_settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -36,8 +37,10 @@ def ring_geometry(
 
     Raises:
         GeometryError: naming the flag and the remedy.
+        SettingError: a setting that no ring can have.
     """
     settings = settings or read_settings()
+    check_interval(settings)
     num_slots = settings.slots or vllm_config.scheduler_config.max_num_seqs
     return RingGeometry(
         layer_ratios=layer_ratios(vllm_config.model_config.hf_config) if ratios is None else ratios,
@@ -48,6 +51,16 @@ def ring_geometry(
         num_slots=num_slots,
         num_snapshots=num_snapshots(vllm_config, num_slots, settings),
     )
+
+
+def check_interval(settings: Settings) -> None:
+    """Raises SettingError for snapshots that would not end where a paged block ends."""
+    interval = settings.snapshot_interval
+    if interval % BLOCK_SIZE:
+        raise SettingError(
+            f"VLLM_DSV4_SNAPSHOT_INTERVAL={interval}; use 0 or a multiple of {BLOCK_SIZE}: a "
+            f"snapshot is taken where a block of {BLOCK_SIZE} tokens ends."
+        )
 
 
 def num_snapshots(vllm_config: VllmConfig, num_slots: int, settings: Settings) -> int:

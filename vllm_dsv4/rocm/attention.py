@@ -9,13 +9,13 @@ import torch
 from vllm.forward_context import get_forward_context
 from vllm.models.deepseek_v4.amd.rocm import DeepseekV4ROCMAiterMLAAttention
 from vllm.models.deepseek_v4.sparse_mla import DeepseekV4FlashMLAMetadata
+
 from vllm_dsv4.kernels.caches import CompressedKeys, KeyCache
 from vllm_dsv4.kernels.decode import decode
 from vllm_dsv4.kernels.prefill import prefill
 from vllm_dsv4.kernels.prepare_keys import prepare_keys
 from vllm_dsv4.kernels.ring_copy import copy_slots
 from vllm_dsv4.kernels.ring_write import write_ring
-
 from vllm_dsv4.ring.arena import RingArena
 from vllm_dsv4.ring.geometry import RingKind
 from vllm_dsv4.ring.layer import RingCache, replace_cache

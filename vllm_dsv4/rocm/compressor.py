@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from vllm.forward_context import get_forward_context
 from vllm.models.deepseek_v4.compressor import DeepseekCompressor
+
 from vllm_dsv4.kernels.caches import KeyCache
 from vllm_dsv4.kernels.compress import compress
 from vllm_dsv4.kernels.compress_state import save_state
 from vllm_dsv4.kernels.compressor import CompressorShape, CompressorWeights, StateRing
 from vllm_dsv4.kernels.indexer_cache import IndexerCache
 from vllm_dsv4.kernels.ring_copy import copy_slots
-
 from vllm_dsv4.ring.geometry import HEAD_DIM, SNAPSHOT_KINDS
 from vllm_dsv4.ring.layer import RingCache
 from vllm_dsv4.rocm.backend import RocmRingMetadata

@@ -6,7 +6,8 @@ from vllm.config import VllmConfig
 from vllm.models.deepseek_v4.amd.mtp import DeepSeekV4MTP as VllmDeepSeekV4MTP
 
 from vllm_dsv4.rocm.model import put_model_on_rings
-from vllm_dsv4.serving.model import LoadsWholeCheckpoint, require_our_platform
+from vllm_dsv4.serving.live import require_our_platform
+from vllm_dsv4.serving.model import LoadsWholeCheckpoint
 
 
 class DeepSeekV4MTP(LoadsWholeCheckpoint, VllmDeepSeekV4MTP):

@@ -14,6 +14,7 @@ from vllm.models.deepseek_v4.sparse_mla import (
 )
 from vllm.utils.math_utils import next_power_of_2
 from vllm.v1.attention.backend import CommonAttentionMetadata
+
 from vllm_dsv4.kernels.caches import CompressedKeys, KeyCache
 
 LIST_ALIGNMENT = 128

@@ -13,7 +13,8 @@ from vllm_dsv4.ring.arena import RingArena
 from vllm_dsv4.ring.plan import ring_geometry
 from vllm_dsv4.rocm.attention import RocmParts, put_on_rings
 from vllm_dsv4.rocm.queries import QueryRotation
-from vllm_dsv4.serving.model import LoadsWholeCheckpoint, local_ratios, require_our_platform
+from vllm_dsv4.serving.live import require_our_platform
+from vllm_dsv4.serving.model import LoadsWholeCheckpoint, local_ratios
 from vllm_dsv4.serving.refusals import check_rings_fit
 
 

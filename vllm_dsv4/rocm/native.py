@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from vllm.platforms.rocm import on_gfx942, on_gfx950
 from vllm.v1.attention.ops import rocm_aiter_mla_sparse as rocm_ops
-from vllm_dsv4.kernels.caches import CompressedKeys, KeyCache
 
+from vllm_dsv4.kernels.caches import CompressedKeys, KeyCache
 from vllm_dsv4.ring.addressing import flat_row, oldest_readable
 from vllm_dsv4.ring.geometry import FP8_DS_MLA_ROW_BYTES, ROPE_HEAD_DIM, SWA_WINDOW
 from vllm_dsv4.rocm.step import DeviceStep

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from vllm_dsv4.kernels.ring_copy import copy_slots
 
+from vllm_dsv4.kernels.ring_copy import copy_slots
 from vllm_dsv4.ring import row
 from vllm_dsv4.ring.arena import RingArena
 from vllm_dsv4.ring.geometry import SNAPSHOT_KINDS

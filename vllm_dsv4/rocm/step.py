@@ -8,8 +8,8 @@ What lies past a step's tokens and requests is padding: request -1, position -1,
 from __future__ import annotations
 
 import torch
-from vllm_dsv4.kernels.step_tokens import StepTokens
 
+from vllm_dsv4.kernels.step_tokens import StepTokens
 from vllm_dsv4.ring import row
 
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from vllm_dsv4.entrypoints import ARCHITECTURE, DRAFT_ARCHITECTURE
+from vllm_dsv4.architectures import ARCHITECTURE, DRAFT_ARCHITECTURE
 from vllm_dsv4.log import get_logger
 from vllm_dsv4.ring.plan import RETENTION_KEY
 from vllm_dsv4.ring.refusal import Refusal
 from vllm_dsv4.serving import ranks
+from vllm_dsv4.serving.live import OurPlatform
 from vllm_dsv4.serving.ray_cluster import check_ray_cluster
 from vllm_dsv4.serving.refusals import check_all
 from vllm_dsv4.settings import VARIABLES, read_settings
@@ -93,7 +94,7 @@ def _warn_of_idle_slots(max_num_seqs: int) -> None:
         )
 
 
-class RingPlatform:
+class RingPlatform(OurPlatform):
     """Mixin for a vLLM platform class: register the ring spec and its manager."""
 
     @classmethod
@@ -108,12 +109,9 @@ class RingPlatform:
     @classmethod
     def register_custom_kv_cache_specs(cls, vllm_config: VllmConfig) -> None:
         """vLLM calls this after it registered its own specs, in every process that plans."""
-        from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
-
-        from vllm_dsv4.ring.manager import RingManager
-        from vllm_dsv4.ring.spec import RingSpec
-        from vllm_dsv4.serving.metrics import announce_engine
+        from vllm_dsv4.serving.board import announce_engine
+        from vllm_dsv4.serving.ring_manager import register_ring_spec
 
         announce_engine(vllm_config)
         super().register_custom_kv_cache_specs(vllm_config)  # type: ignore[misc]
-        KVCacheSpecRegistry.register(RingSpec, RingManager, uniform_type_base_spec=RingSpec)
+        register_ring_spec()

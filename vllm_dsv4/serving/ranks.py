@@ -17,6 +17,7 @@ from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from vllm_dsv4.serving.live import WrongPlatformError, require_our_platform
 from vllm_dsv4.settings import PREFIX, SettingError, Settings, read_settings
 
 if TYPE_CHECKING:
@@ -78,8 +79,6 @@ def arrive(text: str) -> DriverMark:
             f"{here} has {DISTRIBUTION} {version}, the driver has {driver['version']}: install "
             "the same version on every node."
         )
-    from vllm_dsv4.serving.model import WrongPlatformError, require_our_platform
-
     try:
         require_our_platform()
     except WrongPlatformError as error:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from vllm_dsv4.serving import metrics
-from vllm_dsv4.serving.metrics import Board, EngineIdentity, RingCollector, RingReading
+from vllm_dsv4.serving import board, metrics
+from vllm_dsv4.serving.board import Board, EngineIdentity, RingReading
+from vllm_dsv4.serving.metrics import RingCollector
 
 READING = RingReading(
     slots=8,
@@ -26,7 +27,7 @@ READING = RingReading(
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(metrics, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(board, "boards_folder", lambda: tmp_path)
     return tmp_path
 
 
@@ -54,8 +55,8 @@ def test_a_reading_is_shown_as_it_was_published(folder: Path) -> None:
 def test_every_engine_of_an_instance_is_shown_and_no_other_instance(folder: Path) -> None:
     names = ("vllm-dsv4-17-0.ring", "vllm-dsv4-17_dp1-1.ring", "vllm-dsv4-23-2.ring")
     boards = [Board(folder / name) for name in names]
-    for board in boards:
-        board.publish(READING)
+    for written in boards:
+        written.publish(READING)
     collector = RingCollector()
     collector.watch(EngineIdentity("17", "m", 0))
     assert sorted(samples(collector)) == ["0", "1"]
@@ -115,11 +116,12 @@ def test_the_line_says_when_requests_have_to_wait() -> None:
 PUBLISH = """
 from types import SimpleNamespace as Config
 from vllm_dsv4.serving import metrics
-engine = metrics.EngineIdentity("17", "m", 0)
+from vllm_dsv4.serving.board import EngineIdentity, RingReading
+engine = EngineIdentity("17", "m", 0)
 ring = metrics.RingMetrics.__new__(metrics.RingMetrics)
-ring._published = metrics.RingReading()
+ring._published = RingReading()
 for hits in (3, 5):
-    reading = metrics.RingReading(slots=8, slots_in_use=hits, snapshot_hits=hits)
+    reading = RingReading(slots=8, slots_in_use=hits, snapshot_hits=hits)
     ring._set_shared_values(engine, reading)
     ring._published = reading
 metrics.show_on_metrics(

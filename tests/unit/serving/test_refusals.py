@@ -250,7 +250,6 @@ def test_what_asks_for_too_much_is_named_before_anything_is_allocated(
         ("VLLM_DSV4_SLOTS", "9" * 5000, "whole number"),
         ("VLLM_DSV4_SNAPSHOT_SLOTS", "-1", "0 or more"),
         ("VLLM_DSV4_SNAPSHOT_INTERVAL", "-256", "0 or more"),
-        ("VLLM_DSV4_SNAPSHOT_INTERVAL", "100", "a multiple of 256"),
         ("VLLM_DSV4_SNAPSHOT_INTERVAL", "256 tokens", "whole number"),
         ("VLLM_DSV4_POISON", "true", "use 0 or 1"),
         ("VLLM_DSV4_SNAPSHOT_SLOTS", "1.5", "whole number"),
@@ -264,6 +263,14 @@ def test_a_bad_variable_is_named_with_what_can_be_used(name: str, value: str, hi
     assert name in str(caught.value)
     assert value in str(caught.value)
     assert hint in str(caught.value)
+
+
+def test_an_interval_that_ends_inside_a_block_is_named_where_rings_are_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_DSV4_SNAPSHOT_INTERVAL", "100")
+    with pytest.raises(SettingError, match=r"VLLM_DSV4_SNAPSHOT_INTERVAL=100.* multiple of 256"):
+        refusals.check_all(config())
 
 
 def test_an_empty_variable_is_one_that_is_not_set() -> None:

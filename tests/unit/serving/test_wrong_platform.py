@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_dsv4.serving.model import WrongPlatformError, require_our_platform
+from vllm_dsv4.serving.live import WrongPlatformError, require_our_platform
 
 
 def test_the_model_refuses_a_platform_that_would_not_plan_its_rings(

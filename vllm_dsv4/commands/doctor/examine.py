@@ -6,6 +6,7 @@ import os
 from importlib import metadata
 
 from vllm_dsv4.commands.doctor.diagnosis import Diagnosis, EntryPoint
+from vllm_dsv4.ring.plan import check_interval
 from vllm_dsv4.settings import PREFIX, SettingError, read_settings
 from vllm_dsv4.versions import installed_vllm, unsupported_reason
 
@@ -83,7 +84,9 @@ def _reasons_before_vllm(found: Diagnosis) -> list[str]:
             "finds the CPU without it)."
         )
     try:
-        if not read_settings().ring:
+        settings = read_settings()
+        check_interval(settings)
+        if not settings.ring:
             reasons.append(
                 "VLLM_DSV4_RING=0 asks for vLLM's own paged path: unset it to serve on rings."
             )

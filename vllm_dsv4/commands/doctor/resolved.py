@@ -11,16 +11,16 @@ from vllm.plugins import load_general_plugins
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
+from vllm_dsv4.architectures import ARCHITECTURE
 from vllm_dsv4.commands.doctor.diagnosis import Device, Diagnosis
 from vllm_dsv4.commands.doctor.workarounds import workarounds
 from vllm_dsv4.commands.planner.config import planning_config
 from vllm_dsv4.commands.planner.models import RELEASED
 from vllm_dsv4.commands.planner.options import PlanOptions
-from vllm_dsv4.entrypoints import ARCHITECTURE
 from vllm_dsv4.ring.geometry import BLOCK_SIZE
-from vllm_dsv4.ring.manager import RingManager
 from vllm_dsv4.ring.spec import make_ring_spec
 from vllm_dsv4.serving.platform import RingPlatform
+from vllm_dsv4.serving.ring_manager import CountedRingManager
 
 
 def fill(found: Diagnosis) -> list[str]:
@@ -40,7 +40,7 @@ def fill(found: Diagnosis) -> list[str]:
     if not model.__module__.startswith("vllm_dsv4."):
         reasons.append(f"{ARCHITECTURE} resolves to {found.model}, not to our model.")
     found.spec, found.manager = _spec_and_manager()
-    if found.manager != _name(RingManager):
+    if found.manager != _name(CountedRingManager):
         reasons.append(
             f"the manager of {found.spec} is {found.manager}: the platform did not register ours."
         )

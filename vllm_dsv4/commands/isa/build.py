@@ -5,10 +5,10 @@ import os
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler import compile as triton_compile
-from vllm_dsv4.kernels.launch import WAVE_SIZES
-from vllm_dsv4.kernels.variants import KernelVariant
 
 from vllm_dsv4.commands.isa.assembly import Figures, read_assembly
+from vllm_dsv4.kernels.launch import WAVE_SIZES
+from vllm_dsv4.kernels.variants import KernelVariant
 
 
 def check_environment() -> None:

@@ -7,11 +7,10 @@ from importlib import import_module
 from typing import Any
 
 import vllm_dsv4.kernels
-from vllm_dsv4.kernels.variants import KernelVariant
-
 from vllm_dsv4.commands.isa.assembly import Figures
 from vllm_dsv4.commands.isa.build import compile_variant
 from vllm_dsv4.commands.isa.vllm_kernels import vllm_variants
+from vllm_dsv4.kernels.variants import KernelVariant
 from vllm_dsv4.rocm.archs import LDS_BYTES_PER_CU
 
 OURS = "vllm_dsv4"

@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from triton.backends import backends
+
 from vllm_dsv4.kernels.variants import KernelVariant
 
 _HEADS = 16

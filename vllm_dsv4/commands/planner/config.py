@@ -16,7 +16,6 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
-from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 from vllm_dsv4.commands.planner.options import PlanOptions
 from vllm_dsv4.ring.geometry import BLOCK_SIZE
@@ -107,8 +106,7 @@ def _register_specs() -> None:
 
     Without a configuration: a plan is no engine, and must not be announced as one.
     """
-    from vllm_dsv4.ring.manager import RingManager
-    from vllm_dsv4.ring.spec import RingSpec
+    from vllm_dsv4.serving.ring_manager import register_ring_spec
 
     register_all_kvcache_specs(None)
-    KVCacheSpecRegistry.register(RingSpec, RingManager, uniform_type_base_spec=RingSpec)
+    register_ring_spec()

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+
+from vllm_dsv4.commands.verify.device import Card
+from vllm_dsv4.commands.verify.inputs import WINDOW, Inputs, on_the_cpu
+from vllm_dsv4.commands.verify.result import Result, relative
 from vllm_dsv4.kernels.caches import CompressedKeys
 from vllm_dsv4.kernels.decode import decode
 from vllm_dsv4.kernels.decode_reference import decode_reference
 from vllm_dsv4.kernels.fp8_ds_mla import HEAD_DIM, round_rows
 from vllm_dsv4.kernels.prefill import prefill
 from vllm_dsv4.kernels.prefill_reference import prefill_reference
-
-from vllm_dsv4.commands.verify.device import Card
-from vllm_dsv4.commands.verify.inputs import WINDOW, Inputs, on_the_cpu
-from vllm_dsv4.commands.verify.result import Result, relative
 
 SCALE = HEAD_DIM**-0.5
 LIMIT = 0.002

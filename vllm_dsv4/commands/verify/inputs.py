@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+
 from vllm_dsv4.kernels.caches import CompressedKeys, KeyCache, row_bytes
 from vllm_dsv4.kernels.compressor import CompressorShape, CompressorWeights
 from vllm_dsv4.kernels.fp8_ds_mla import HEAD_DIM

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+
+from vllm_dsv4.commands.verify.device import Card
+from vllm_dsv4.commands.verify.inputs import WINDOW, Inputs
 from vllm_dsv4.kernels.caches import CompressedKeys, KeyCache
 from vllm_dsv4.kernels.decode import decode
 from vllm_dsv4.kernels.fp8_ds_mla import HEAD_DIM, NOPE_DIM, ROPE_DIM, ROW_BYTES
 from vllm_dsv4.kernels.traffic import decode_bytes
-
-from vllm_dsv4.commands.verify.device import Card
-from vllm_dsv4.commands.verify.inputs import WINDOW, Inputs
 
 COPY_BYTES = 1 << 30
 REPEATS = 20

@@ -6,6 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+
+from vllm_dsv4.commands.verify.device import Card
+from vllm_dsv4.commands.verify.inputs import WINDOW, Inputs, on_the_cpu
+from vllm_dsv4.commands.verify.result import Result, relative, share_unequal
 from vllm_dsv4.kernels.caches import KeyCache
 from vllm_dsv4.kernels.compress import compress
 from vllm_dsv4.kernels.compress_reference import compress_reference
@@ -14,10 +18,6 @@ from vllm_dsv4.kernels.compressor import MODEL_SHAPES, CompressorShape, StateRin
 from vllm_dsv4.kernels.prepare_keys import prepare_keys, prepare_keys_reference
 from vllm_dsv4.kernels.ring_copy import copy_slots
 from vllm_dsv4.kernels.ring_write import write_ring, write_ring_reference
-
-from vllm_dsv4.commands.verify.device import Card
-from vllm_dsv4.commands.verify.inputs import WINDOW, Inputs, on_the_cpu
-from vllm_dsv4.commands.verify.result import Result, relative, share_unequal
 
 CHUNKS = ((0, 1), (0, 63), (100, 129), (127, 3), (5, 300))
 TIES = 1e-3
