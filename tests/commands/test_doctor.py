@@ -37,7 +37,7 @@ def test_an_installed_plugin_is_live_and_says_what_vllm_resolves(live):
     assert found["platform"] == "vllm_dsv4.cpu.platform.Dsv4CpuPlatform"
     assert found["model"] == "vllm_dsv4.cpu.model.DeepseekV4ForCausalLM"
     assert found["spec"] == "vllm_dsv4.ring.spec.RingSpec"
-    assert found["manager"] == "vllm_dsv4.ring.manager.RingManager"
+    assert found["manager"] == "vllm_dsv4.serving.ring_manager.CountedRingManager"
     assert found["model_runner"] in ("v1", "v2")
     assert found["devices"][0]["memory_bytes"] > 0
 
@@ -74,7 +74,7 @@ def test_a_plugin_shut_out_by_vllm_plugins_is_not_live_and_the_variable_is_named
     assert any("VLLM_PLUGINS=''" in reason for reason in found["reasons"])
     assert not found["platform"].startswith(OURS)
     assert not found["model"].startswith(OURS)
-    assert found["manager"] != "vllm_dsv4.ring.manager.RingManager"
+    assert found["manager"] != "vllm_dsv4.serving.ring_manager.CountedRingManager"
 
 
 def test_with_rings_switched_off_the_paged_model_and_its_fix_are_reported():
