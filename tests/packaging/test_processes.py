@@ -105,7 +105,7 @@ def test_without_vllm_plugins_ours_is_live(unset: dict[str, Any], process: str) 
 def test_built_in_specs_and_ours_both_have_their_manager(
     unset: dict[str, Any], process: str
 ) -> None:
-    assert unset[process]["specs"]["RingSpec"] == "RingManager"
+    assert unset[process]["specs"]["RingSpec"] == "CountedRingManager"
     assert unset[process]["specs"].items() >= BUILT_IN.items()
 
 
