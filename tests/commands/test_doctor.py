@@ -64,6 +64,7 @@ def test_workarounds_in_force_are_the_kernels_the_workers_and_not_the_paged_path
     assert not in_force.pop("paged_swa_builder")
     assert not in_force.pop("triton_interpreter")
     assert in_force.pop("seeded_chunks")
+    assert in_force.pop("cpu_communicator")
     assert in_force == {f"metadata_kernels.{ours.__name__}": True for ours in KERNELS.values()}
     assert all(w["why"] for w in found["workarounds"])
 
@@ -92,6 +93,7 @@ def test_with_tritons_interpreter_its_fix_is_in_force_and_the_kernels_are_not():
     in_force = {w["name"]: w["in_force"] for w in found["workarounds"]}
     assert status == 0, found["reasons"]
     assert in_force.pop("triton_interpreter")
+    assert in_force.pop("cpu_communicator")
     assert not any(in_force.values())
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 WORKER = "vllm_dsv4.fixes.seeded_chunks.SeededCpuWorker"
 """By name: a worker's modules are loaded in its own process."""
+COMMUNICATOR = "vllm_dsv4.fixes.cpu_communicator.GatheringCpuCommunicator"
 
 logger = get_logger(__name__)
 
@@ -34,6 +35,10 @@ class Dsv4CpuPlatform(RingPlatform, CpuPlatform):
     """Ray places workers by a resource that a CPU node can declare (``ray start --num-gpus``)."""
 
     _overrides_registered = False
+
+    @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        return COMMUNICATOR
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:

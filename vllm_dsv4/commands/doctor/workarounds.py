@@ -45,14 +45,18 @@ def _in_force(module: str) -> bool:
 
 
 def _in_workers(module: str, model_runner: str) -> bool:
-    from vllm_dsv4.cpu.platform import WORKER, Dsv4CpuPlatform
+    """Whether our platform has workers load this module by name."""
+    from vllm_dsv4.cpu.platform import COMMUNICATOR, WORKER, Dsv4CpuPlatform
 
-    if not isinstance(current_platform, Dsv4CpuPlatform) or model_runner != "v1":
+    if not isinstance(current_platform, Dsv4CpuPlatform):
         return False
+    if COMMUNICATOR.startswith(f"{module}."):
+        return True
     try:
-        return WORKER.startswith(f"{module}.") and read_settings().ring
+        ours = model_runner == "v1" and read_settings().ring
     except SettingError:
         return False
+    return ours and WORKER.startswith(f"{module}.")
 
 
 def _docstring(module: str) -> str:
