@@ -21,6 +21,7 @@ from vllm_dsv4.ring.step import make_step, restores
 BLOCK = 256
 MAX_LEN = 4096
 SLOTS, SNAPSHOTS = 3, 4
+NUMBERS = row.SlotNumbers(SLOTS, SNAPSHOTS)
 POISON = -7
 KINDS = {0: RingKind.SWA, 4: RingKind.C4_ATTENTION, 128: RingKind.C128}
 
@@ -54,7 +55,7 @@ class Rings:
             rows[i, : len(sequence.row)] = torch.tensor(sequence.row)
         lens = torch.tensor([0] + [n for _, n in batch])
         first = torch.tensor([sequence.done for sequence, _ in batch])
-        for source, slot in zip(*restores(rows, first, BLOCK), strict=True):
+        for source, slot in zip(*restores(rows, first, BLOCK, NUMBERS), strict=True):
             self.slot(int(slot))[:] = self.slot(int(source))
         decodes = [n for _, n in batch if n <= 1 + self.lookahead]
         assert decodes == [n for _, n in batch][: len(decodes)], "decodes come first"
@@ -66,7 +67,7 @@ class Rings:
             num_decodes=len(decodes),
             num_decode_tokens=sum(decodes),
             block_size=BLOCK,
-            with_snapshots=True,
+            numbers=NUMBERS,
         )
         plan = StagingPlan(step, self.ratio, self.window, self.rows, self.lookahead)
         names = torch.tensor([sequence.name for sequence, _ in batch])[step.token_to_req]

@@ -16,7 +16,8 @@ BLOCK = 8
 MAX_LEN = 96
 MAX_TOKENS = 64
 MAX_REQUESTS = 7
-SLOTS = 20
+SLOTS, SNAPSHOTS = 8, 12
+NUMBERS = row.SlotNumbers(SLOTS, SNAPSHOTS)
 DEVICE = torch.device("cpu")
 
 
@@ -38,10 +39,11 @@ class Batch:
         self.seq_lens = (starts + lengths).int()
         columns = row.row_columns(MAX_LEN, BLOCK)
         self.rows = torch.zeros(requests, columns, dtype=torch.int32)
-        self.rows[:, row.SLOT] = torch.randperm(8, generator=generator)[:requests].int() + 1
+        self.rows[:, row.SLOT] = torch.randperm(SLOTS, generator=generator)[:requests].int() + 1
         self.rows[:, row.HIT_BLOCKS] = (starts // BLOCK).int()
         self.rows[:, row.SOURCE] = (draw(9, 12, requests) * draw(0, 2, requests)).int()
-        targets = torch.randint(12, SLOTS, (requests, columns - row.HEAD), generator=generator)
+        shape = (requests, columns - row.HEAD)
+        targets = torch.randint(12, SLOTS + SNAPSHOTS + 1, shape, generator=generator)
         wanted = torch.randint(0, 2, targets.shape, generator=generator)
         self.rows[:, row.HEAD :] = (targets * wanted).int()
         self.num_tokens = int(self.query_start[-1])
@@ -56,18 +58,18 @@ class Batch:
             self.num_decodes,
             self.num_decode_tokens,
             BLOCK,
-            with_snapshots=True,
+            NUMBERS,
         )
 
 
 @pytest.fixture
 def step() -> DeviceStep:
-    return DeviceStep(MAX_TOKENS, MAX_REQUESTS, DEVICE)
+    return DeviceStep(MAX_TOKENS, MAX_REQUESTS, NUMBERS, DEVICE)
 
 
 @pytest.fixture
 def arena() -> RingArena:
-    geometry = RingGeometry((4, 4), lookahead=2, max_model_len=MAX_LEN, num_slots=SLOTS)
+    geometry = RingGeometry((4, 4), 2, MAX_LEN, num_slots=SLOTS, num_snapshots=SNAPSHOTS)
     arena = RingArena(geometry, "cpu")
     for buffer in arena.buffers.values():
         layers, slots, _ = buffer.shape
@@ -135,13 +137,45 @@ def test_a_hit_is_restored_in_all_layers_in_its_first_step_only(
     starts = (batch.seq_lens - batch.query_start.diff()).long()
     snapshots = DeviceSnapshots(step, [arena], BLOCK, MAX_TOKENS, rounds=2)
     expected = {kind: buffer.clone() for kind, buffer in arena.buffers.items()}
-    for source, slot in zip(*restores(batch.rows, starts, BLOCK), strict=True):
+    for source, slot in zip(*restores(batch.rows, starts, BLOCK, NUMBERS), strict=True):
         for buffer in expected.values():
             buffer[:, slot] = buffer[:, source]
     refresh(step, batch)
     snapshots.restore(batch.rows)
     for kind, buffer in arena.buffers.items():
         assert torch.equal(buffer, expected[kind]), kind
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_numbers_that_name_nothing_are_as_zeros(
+    step: DeviceStep, arena: RingArena, seed: int
+) -> None:
+    batch = Batch(seed)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(-40, 80, batch.rows.shape, generator=generator, dtype=torch.int32)
+    drawn = torch.where(torch.rand(drawn.shape, generator=generator) < 0.4, drawn, batch.rows)
+    drawn[:, row.HIT_BLOCKS] = batch.rows[:, row.HIT_BLOCKS]
+    bounded = drawn.clone()
+    bounded[:, row.SLOT] *= (drawn[:, row.SLOT] >= 1) & (drawn[:, row.SLOT] <= SLOTS)
+    for column in {*range(drawn.shape[1])} - {row.SLOT, row.HIT_BLOCKS}:
+        number = drawn[:, column]
+        bounded[:, column] *= (number > SLOTS) & (number <= SLOTS + SNAPSHOTS)
+    snapshots = DeviceSnapshots(step, [arena], BLOCK, MAX_TOKENS, rounds=4)
+    found = []
+    before = {kind: buffer.clone() for kind, buffer in arena.buffers.items()}
+    for rows in (drawn, bounded):
+        batch.rows = rows
+        refresh(step, batch)
+        snapshots.refresh(rows, batch.num_decodes)
+        for kind, buffer in arena.buffers.items():
+            buffer.copy_(before[kind])
+        snapshots.restore(rows)
+        tensors = [step.slots, step.decodes.slots, step.prefills.slots, step.token_slots, step.live]
+        tensors += [step.positions, *arena.buffers.values()]
+        tensors += [t for one in snapshots.rounds for t in (one.targets, one.prefill_targets)]
+        found.append([tensor.clone() for tensor in tensors])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_step_with_more_requests_than_buffers_is_refused(step: DeviceStep) -> None:

@@ -17,7 +17,7 @@ from vllm_dsv4.ring import row
 from vllm_dsv4.ring.arena import RingArena
 from vllm_dsv4.ring.geometry import RingGeometry, RingKind
 from vllm_dsv4.ring.plan import ring_geometry
-from vllm_dsv4.ring.step import RingStep, make_step, restores
+from vllm_dsv4.ring.step import RingStep, lendable_slots, make_step, restores
 from vllm_dsv4.settings import read_settings
 
 _RATIO = {
@@ -62,6 +62,7 @@ class CpuRingMetadataBuilder(AttentionMetadataBuilder[CpuRingMetadata]):
         super().__init__(*args, **kwargs)
         self.geometry = ring_geometry(self.vllm_config)
         layers = self.vllm_config.compilation_config.static_forward_context
+        self.numbers = row.SlotNumbers(self.geometry.num_slots, self.geometry.num_snapshots)
         self.poison = read_settings().poison
         # One arena for the model, another for its draft: both models' layers share this builder.
         arenas = {id(layers[name].arena): layers[name].arena for name in self.layer_names}
@@ -90,7 +91,7 @@ class CpuRingMetadataBuilder(AttentionMetadataBuilder[CpuRingMetadata]):
             self._poison_lent_slots(rows, first)
         if self.geometry.num_snapshots == 0:
             return
-        sources, slots = restores(rows, first, self.kv_cache_spec.block_size)
+        sources, slots = restores(rows, first, self.kv_cache_spec.block_size, self.numbers)
         for source, slot in zip(sources.tolist(), slots.tolist(), strict=True):
             for arena in self.arenas:
                 arena.copy_slot(source, slot)
@@ -107,7 +108,7 @@ class CpuRingMetadataBuilder(AttentionMetadataBuilder[CpuRingMetadata]):
             num_decodes=num_decodes,
             num_decode_tokens=num_decode_tokens,
             block_size=self.kv_cache_spec.block_size,
-            with_snapshots=self.geometry.num_snapshots > 0,
+            numbers=self.numbers,
         )
         return CpuRingMetadata(step, self.geometry)
 
@@ -115,7 +116,7 @@ class CpuRingMetadataBuilder(AttentionMetadataBuilder[CpuRingMetadata]):
         """Fill the slot of every request that takes its first step with NaN."""
         hit = rows[:, row.HIT_BLOCKS] * self.kv_cache_spec.block_size
         begins = (first == 0) | ((rows[:, row.SOURCE] != 0) & (first == hit))
-        for slot in rows[begins, row.SLOT].tolist():
+        for slot in lendable_slots(rows, self.numbers)[begins].tolist():
             for arena in self.arenas:
                 arena.poison_slot(slot)
 

@@ -47,7 +47,8 @@ class RingStep:
     """One step's batch, seen from the rings. Requests are ordered decodes first.
 
     Attributes:
-        slots: int32 ``[num_reqs]``, the slot of each request (0 for padding).
+        slots: int32 ``[num_reqs]``, the slot of each request (0 for padding, and where its row
+            names no lendable slot).
         query_start_loc: int32 ``[num_reqs + 1]``, first token of each request.
         seq_lens: int32 ``[num_reqs]``, tokens of each request after this step.
         token_to_req: int64 ``[num_tokens]``, request of each token.
@@ -84,14 +85,14 @@ def make_step(
     num_decodes: int,
     num_decode_tokens: int,
     block_size: int,
-    with_snapshots: bool,
+    numbers: row.SlotNumbers,
 ) -> RingStep:
     """Derive the per-token columns.
 
     Args:
         rows: int32 ``[num_reqs, columns]``, the ring group's block table (see ``ring.row``).
         block_size: tokens of a paged block.
-        with_snapshots: whether the rows carry snapshot orders.
+        numbers: what may be named; without snapshots the rows carry no orders.
 
     A chunk starts at ``seq_len - query_len`` read from the device. vLLM's host-side upper bound of
     ``seq_lens`` runs ahead under asynchronous speculation and must not be used for it.
@@ -106,12 +107,12 @@ def make_step(
     tokens = torch.arange(num_tokens, device=device)
     positions = tokens + (first_positions - starts)[token_to_req]
     orders = (
-        snapshot_orders(rows, first_positions, seq_lens.to(torch.int64), block_size)
-        if with_snapshots
+        snapshot_orders(rows, first_positions, seq_lens.to(torch.int64), block_size, numbers)
+        if numbers.num_snapshots
         else SnapshotOrders.none(device)
     )
     return RingStep(
-        slots=rows[:, row.SLOT],
+        slots=lendable_slots(rows, numbers),
         query_start_loc=query_start_loc,
         seq_lens=seq_lens,
         token_to_req=token_to_req,
@@ -122,30 +123,43 @@ def make_step(
     )
 
 
+def lendable_slots(rows: torch.Tensor, numbers: row.SlotNumbers) -> torch.Tensor:
+    """int32 ``[num_reqs]``: the slots that rows name, 0 where that is none that can be lent."""
+    named = rows[:, row.SLOT]
+    return named * numbers.are_lendable(named)
+
+
 def snapshot_orders(
-    rows: torch.Tensor, first: torch.Tensor, end: torch.Tensor, block_size: int
+    rows: torch.Tensor,
+    first: torch.Tensor,
+    end: torch.Tensor,
+    block_size: int,
+    numbers: row.SlotNumbers,
 ) -> SnapshotOrders:
     """The orders whose boundary lies in a request's chunk ``[first, end)``, its last row included.
 
     A verify step may cover a boundary with drafts that are rejected afterwards: the step that
     computes the real tokens covers it again and writes the snapshot again.
     """
-    request, boundary = ranges(first // block_size + 1, end // block_size + 1)
+    # A dummy batch may have chunks that are longer than their sequences.
+    request, boundary = ranges(first.clamp(min=0) // block_size + 1, end // block_size + 1)
     columns = (boundary + (row.HEAD - 1)).clamp(max=rows.shape[1] - 1)
     slot = rows[request, columns].to(torch.int64)
-    wanted = slot != 0
+    wanted = numbers.are_snapshots(slot) & (lendable_slots(rows, numbers)[request] != 0)
     return SnapshotOrders(request[wanted], boundary[wanted] * block_size, slot[wanted])
 
 
 def restores(
-    rows: torch.Tensor, first: torch.Tensor, block_size: int
+    rows: torch.Tensor, first: torch.Tensor, block_size: int, numbers: row.SlotNumbers
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Copies that must run before this step reads: int64 snapshot slots, and the slots to fill.
 
     True for a request in one step only, the one whose chunk starts where its hit ends.
     """
-    due = (rows[:, row.SOURCE] != 0) & (rows[:, row.HIT_BLOCKS] * block_size == first)
-    return rows[due, row.SOURCE].to(torch.int64), rows[due, row.SLOT].to(torch.int64)
+    sources, slots = rows[:, row.SOURCE], lendable_slots(rows, numbers)
+    due = numbers.are_snapshots(sources) & (slots != 0)
+    due &= rows[:, row.HIT_BLOCKS] * block_size == first
+    return sources[due].to(torch.int64), slots[due].to(torch.int64)
 
 
 def ranges(first: torch.Tensor, end: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

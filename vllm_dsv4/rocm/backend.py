@@ -81,7 +81,8 @@ class RocmRingMetadataBuilder(AttentionMetadataBuilder[RocmRingMetadata]):
         self.decode_threshold = 1 + geometry.lookahead
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
         max_tokens = scheduler.max_num_batched_tokens
-        self.step = DeviceStep(max_tokens, scheduler.max_num_seqs, self.device)
+        numbers = row.SlotNumbers(geometry.num_slots, geometry.num_snapshots)
+        self.step = DeviceStep(max_tokens, scheduler.max_num_seqs, numbers, self.device)
         self.snapshots = None
         if geometry.num_snapshots:
             interval = self.kv_cache_spec.snapshot_interval
@@ -155,15 +156,16 @@ class RocmRingMetadataBuilder(AttentionMetadataBuilder[RocmRingMetadata]):
 
     def _poison_lent_slots(self, rows: torch.Tensor) -> None:
         """Fill the slot of every request that takes its first step with NaN, and the null slot."""
-        first = self.step.first[: rows.shape[0]]
+        requests = rows.shape[0]
+        first, slots = self.step.first[:requests], self.step.slots[:requests]
         begins = first == 0
         if self.snapshots is not None:
             hit = rows[:, row.HIT_BLOCKS] * self.block_size
             begins |= (rows[:, row.SOURCE] != 0) & (first == hit)
-        slots = torch.where(begins, rows[:, row.SLOT], 0).to(torch.int64)
+        poisoned = (slots * begins).to(torch.int64)
         for arena in self.arenas:
             for buffer in arena.buffers.values():
-                buffer.index_fill_(1, slots, 0xFF)
+                buffer.index_fill_(1, poisoned, 0xFF)
 
 
 class RocmRingBackend(AttentionBackend):

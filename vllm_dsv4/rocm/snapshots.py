@@ -64,7 +64,7 @@ class DeviceSnapshots:
         self._step = step
         self._block_size = block_size
         device = step.slots.device
-        self._boundaries = torch.arange(-(-max_tokens // block_size), device=device)
+        self._boundaries = torch.arange(1, -(-max_tokens // block_size) + 1, device=device)
         shape = (rounds + 1, step.max_requests)
         self._targets = torch.zeros(shape, dtype=torch.int32, device=device)
         self._prefill_targets = torch.zeros_like(self._targets)
@@ -94,31 +94,34 @@ class DeviceSnapshots:
 
         Due in one step of a request only, whose chunk starts where the hit ends.
         """
-        first = self._step.first[: rows.shape[0]]
-        due = (rows[:, row.SOURCE] != 0) & (rows[:, row.HIT_BLOCKS] * self._block_size == first)
-        sources = torch.where(due, rows[:, row.SOURCE], 0)
-        targets = torch.where(due, rows[:, row.SLOT], 0)
+        requests = rows.shape[0]
+        first, slots = self._step.first[:requests], self._step.slots[:requests]
+        sources = rows[:, row.SOURCE]
+        due = self._step.numbers.are_snapshots(sources) & (slots != 0)
+        due &= rows[:, row.HIT_BLOCKS] * self._block_size == first
         for ring, starts in zip(self._rings, self._layer_starts, strict=True):
             copy_slots(
                 ring,
-                torch.where(due, starts + sources, 0).flatten(),
-                torch.where(due, starts + targets, 0).flatten(),
+                ((starts + sources) * due).flatten(),
+                ((starts + slots) * due).flatten(),
             )
 
     def refresh(self, rows: torch.Tensor, num_decodes: int) -> None:
         """Find the orders whose boundary lies in a request's chunk, its last row included."""
         requests, columns = rows.shape
         first, end = self._step.first[:requests], self._step.end[:requests]
-        boundaries = first[:, None] // self._block_size + 1 + self._boundaries
-        column = (boundaries + (row.HEAD - 1)).clamp(max=columns - 1)
-        inside = (boundaries * self._block_size <= end[:, None]) & (rows[:, row.SLOT, None] != 0)
-        slots = torch.where(inside, rows.gather(1, column), 0)
-        ordered = slots != 0
+        boundaries = first[:, None] // self._block_size + self._boundaries
+        ends = boundaries * self._block_size
+        # A dummy batch may have chunks that are longer than their sequences.
+        column = (boundaries + (row.HEAD - 1)).clamp(row.HEAD, columns - 1)
+        slots = rows.gather(1, column)
+        ordered = self._step.numbers.are_snapshots(slots) & (ends <= end[:, None])
+        ordered &= self._step.slots[:requests, None] != 0
         last = len(self.rounds)
         place = torch.where(ordered, ordered.cumsum(1) - 1, last).clamp(max=last)
         for buffer, values in (
             (self._targets, slots),
-            (self._ends, boundaries * self._block_size),
+            (self._ends, ends),
         ):
             buffer.zero_()
             buffer[:, :requests].scatter_(0, place.T, torch.where(ordered, values, 0).T)

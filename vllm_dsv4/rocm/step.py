@@ -2,7 +2,8 @@
 
 A captured graph replays the addresses that it saw, so every tensor here is allocated once, at its
 largest size, and ``refresh`` writes the step's numbers into it by device operations of fixed shape.
-What lies past a step's tokens and requests is padding: request -1, position -1, slot 0.
+What lies past a step's tokens and requests is padding: request -1, position -1, slot 0. A request
+whose row names no lendable slot is padding too: nothing that it says reaches a ring.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ class DeviceStep:
         end: int64 ``[max_requests]``, one past the position of its last.
     """
 
-    def __init__(self, max_tokens: int, max_requests: int, device: torch.device) -> None:
+    def __init__(
+        self, max_tokens: int, max_requests: int, numbers: row.SlotNumbers, device: torch.device
+    ) -> None:
         self.max_requests = max_requests
+        self.numbers = numbers
         self.positions = torch.full((max_tokens,), -1, dtype=torch.int64, device=device)
         self.token_to_request = torch.full((max_tokens,), -1, dtype=torch.int32, device=device)
         self.token_slots = torch.zeros(max_tokens, dtype=torch.int32, device=device)
@@ -37,9 +41,9 @@ class DeviceStep:
         self.query_start = torch.zeros(max_requests + 1, dtype=torch.int32, device=device)
         self.first = torch.zeros(max_requests, dtype=torch.int64, device=device)
         self.end = torch.zeros(max_requests, dtype=torch.int64, device=device)
-        self.slots = torch.zeros(max_requests, dtype=torch.int32, device=device)
-        self._decode_slots = torch.zeros_like(self.slots)
-        self._prefill_slots = torch.zeros_like(self.slots)
+        # Each on a multiple of 16 bytes, as the kernels are compiled for.
+        self._slots = torch.zeros((3, -(-max_requests // 4) * 4), dtype=torch.int32, device=device)
+        self.slots, self._decode_slots, self._prefill_slots = self._slots[:, :max_requests]
         self._tokens = torch.arange(max_tokens, dtype=torch.int32, device=device)
         self.all = self._of(self.slots)
         self.decodes = self._of(self._decode_slots)
@@ -76,18 +80,18 @@ class DeviceStep:
         self.end[:requests].copy_(seq_lens)
         torch.sub(self.end, self.query_start.diff(), out=self.first)
 
-        self.slots.zero_()
-        self.slots[:requests].copy_(rows[:, row.SLOT])
-        self._prefill_slots.copy_(self.slots)
-        self._prefill_slots[:num_decodes].zero_()
-        torch.sub(self.slots, self._prefill_slots, out=self._decode_slots)
+        named, slots = rows[:, row.SLOT], self.slots[:requests]
+        self._slots.zero_()
+        torch.mul(named, self.numbers.are_lendable(named), out=slots)
+        self._decode_slots[:num_decodes].copy_(slots[:num_decodes])
+        self._prefill_slots[num_decodes:requests].copy_(slots[num_decodes:])
 
         # A request without tokens ends where it starts, and so is never the first to end later.
         found = torch.searchsorted(self.query_start[1:], self._tokens, right=True, out_int32=True)
         request = found.clamp(max=self.max_requests - 1)
         slots = self.slots[request]
-        torch.logical_and(found < self.max_requests, slots > 0, out=self.live)
-        self.token_slots.copy_(torch.where(self.live, slots, 0))
+        torch.logical_and(found < self.max_requests, slots, out=self.live)
+        torch.mul(slots, self.live, out=self.token_slots)
         self.token_to_request.copy_(torch.where(self.live, found, -1))
         shift = self.first - self.query_start[:-1]
         self.positions.copy_(torch.where(self.live, self._tokens + shift[request], -1))

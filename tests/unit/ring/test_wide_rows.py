@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from vllm_dsv4.cpu.index_plan import StagingPlan
+from vllm_dsv4.ring.row import SlotNumbers
 from vllm_dsv4.ring.step import make_step
 
 SLOT, SNAPSHOT, ROWS = 20_000_000, 20_000_007, 128
@@ -20,7 +21,7 @@ def test_every_ring_row_of_a_step_is_exact_past_2_to_the_31() -> None:
         num_decodes=1,
         num_decode_tokens=1,
         block_size=256,
-        with_snapshots=True,
+        numbers=SlotNumbers(SLOT + 1, num_snapshots=6),
     )
     plan = StagingPlan(step, ratio=0, window=128, rows=ROWS, lookahead=0)
     assert plan.decode_write.tolist() == [SLOT * ROWS + 300 % ROWS]
