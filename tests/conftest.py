@@ -15,6 +15,7 @@ MARKERS = {
     "kernels": pytest.mark.kernels,
     "rocm": pytest.mark.kernels,
     "engine": pytest.mark.engine,
+    "rehearse": pytest.mark.rehearse,
     "cluster": pytest.mark.cluster,
     "soak": pytest.mark.soak,
 }

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.interpreter import mended
+from vllm_dsv4.commands.rehearse.interpreter import mended
 
 
 @pytest.fixture(autouse=True)

@@ -28,8 +28,8 @@ from tests.kernels.inputs import (
     random_rows,
     random_sink,
 )
-from tests.support.interpreter_speed import patched_once_a_launch
 from vllm_dsv4.commands.isa.vllm_kernels import import_kernels
+from vllm_dsv4.commands.rehearse.interpreter_speed import patched_once_a_launch
 
 POSITIONS = torch.tensor([0, 127, 128, 300])
 LENGTHS = [0, 40, 33, 100]

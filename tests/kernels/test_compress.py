@@ -22,7 +22,7 @@ from tests.kernels.compressing import (
 )
 from tests.kernels.sparse_memory import sparse_zeros
 from tests.kernels.steps import Chunk, last_program_first, make_step, split_evenly
-from tests.support.interpreter_speed import patched_once_a_launch
+from vllm_dsv4.commands.rehearse.interpreter_speed import patched_once_a_launch
 
 E4M3FN = torch.float8_e4m3fn
 VARIANTS = [

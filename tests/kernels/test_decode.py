@@ -25,7 +25,7 @@ from tests.kernels.inputs import (
     random_sink,
 )
 from tests.kernels.sparse_memory import sparse_zeros
-from tests.support.interpreter_speed import patched_once_a_launch
+from vllm_dsv4.commands.rehearse.interpreter_speed import patched_once_a_launch
 
 ROW_TYPES = [(BF16, BF16), (E4M3FN, E4M3FN), (E4M3FNUZ, E4M3FN)]
 WRAPS = [0, 1, 62, 63, 64, 126, 127, 128, 129, 133, 134, 255, 256, 257, 1000]

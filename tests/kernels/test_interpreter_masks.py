@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
-from tests.support.interpreter import boolean_masks
+from vllm_dsv4.commands.rehearse.interpreter import boolean_masks
 
 
 @triton.jit

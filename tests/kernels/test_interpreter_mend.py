@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.support.interpreter import mended
+from vllm_dsv4.commands.rehearse.interpreter import mended
 
 
 @pytest.fixture(autouse=True)

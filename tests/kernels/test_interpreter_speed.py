@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from tests.support.interpreter_speed import patched_once_a_launch
+from vllm_dsv4.commands.rehearse.interpreter_speed import patched_once_a_launch
 
 
 @triton.jit

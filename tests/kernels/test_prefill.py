@@ -28,7 +28,7 @@ from tests.kernels.inputs import (
     random_sink,
 )
 from tests.kernels.sparse_memory import sparse_zeros
-from tests.support.interpreter_speed import patched_once_a_launch
+from vllm_dsv4.commands.rehearse.interpreter_speed import patched_once_a_launch
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from vllm_dsv4.kernels.prepare_keys import prepare_keys, prepare_keys_reference
 from vllm_dsv4.kernels.ring_write import write_ring
 
 from tests.kernels.steps import Chunk, cos_sin_table, make_step
-from tests.support.interpreter_speed import patched_once_a_launch
+from vllm_dsv4.commands.rehearse.interpreter_speed import patched_once_a_launch
 
 ROWS = 128
 

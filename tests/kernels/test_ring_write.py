@@ -14,7 +14,7 @@ from vllm_dsv4.kernels.ring_write import write_ring, write_ring_reference
 
 from tests.kernels.sparse_memory import sparse_zeros
 from tests.kernels.steps import Chunk, cos_sin_table, last_program_first, make_step
-from tests.support.interpreter_speed import patched_once_a_launch
+from vllm_dsv4.commands.rehearse.interpreter_speed import patched_once_a_launch
 
 DTYPES = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 WINDOW = 128

@@ -22,7 +22,7 @@ from tests.kernels.inputs import (
     random_compressed,
     random_queries,
 )
-from tests.support.interpreter_speed import patched_once_a_launch
+from vllm_dsv4.commands.rehearse.interpreter_speed import patched_once_a_launch
 
 
 @pytest.fixture(autouse=True)

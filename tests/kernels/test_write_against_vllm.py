@@ -25,8 +25,8 @@ from tests.kernels.compressing import (
     random_weights,
 )
 from tests.kernels.steps import Chunk, make_step
-from tests.support.interpreter_speed import patched_once_a_launch
 from vllm_dsv4.commands.isa.vllm_kernels import import_kernels
+from vllm_dsv4.commands.rehearse.interpreter_speed import patched_once_a_launch
 
 E4M3FN = torch.float8_e4m3fn
 TOKENS = 261

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.rocm.card import pretend_card
-from tests.support.interpreter import mended
-from tests.support.interpreter_speed import patched_once_a_launch
+from vllm_dsv4.commands.rehearse.interpreter import mended
+from vllm_dsv4.commands.rehearse.interpreter_speed import patched_once_a_launch
 
 pretend_card()  # before a test module imports vLLM's ROCm modules
 

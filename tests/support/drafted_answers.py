@@ -16,8 +16,8 @@ from typing import Any
 
 from tests.support.drafts import watching_drafts
 from tests.support.engine import Answer, engine
-from tests.support.interpreter import boolean_masks
 from tests.support.process import engine_request, read_answers, run_in_process
+from vllm_dsv4.commands.rehearse.interpreter import boolean_masks
 
 SECOND_RUNNER = "vllm.v1.worker.cpu.model_runner.CPUModelRunner"
 

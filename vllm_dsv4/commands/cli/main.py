@@ -17,6 +17,7 @@ SUBCOMMANDS = {
     "isa": "compile the kernels for AMD cards and print what the machine code needs",
     "verify": "compare the kernels with their references on this machine",
     "bench": "time rings against vLLM's paged path",
+    "rehearse": "run the whole ROCm engine on CPU tensors, and say how far it comes",
     "contract": "check the parts of vLLM that this plugin stands on",
 }
 """Subcommands and their one-line help. A module ``commands.cli.<name>`` (with underscores)

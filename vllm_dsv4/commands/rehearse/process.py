@@ -1,0 +1,154 @@
+"""One engine on the stand-in: ``python -m vllm_dsv4.commands.rehearse.process REQUEST RESULT``.
+
+A process of its own: what makes it look like one with a card cannot be taken back.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_dsv4.commands.rehearse.result import EngineResult
+
+ENVIRONMENT = {
+    "TRITON_INTERPRET": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an engine is asked to do.
+
+    Attributes:
+        arch: of the card that is stood in for.
+        options: arguments of ``LLM``; what is not named is as ``vllm serve`` has it.
+        scenes: names of ``scenes.SCENES`` to play, in order.
+        score_answers_of: result of another engine, whose answers and own are to be scored.
+    """
+
+    model: str
+    arch: str
+    options: dict[str, Any]
+    scenes: list[str]
+    score_answers_of: str | None = None
+
+
+def rehearse(request: Request, path: Path) -> EngineResult:
+    """Start, play, take down. Raises whatever goes wrong, after ``path`` tells how far it came."""
+    result = EngineResult()
+    result.write(path)
+    with ExitStack() as interpreter:
+        _stand_in(request.arch, interpreter)
+        from vllm_dsv4.commands.rehearse import graph, mends, operators
+        from vllm_dsv4.commands.rehearse.guards import Guards
+        from vllm_dsv4.commands.rehearse.stages import Stages
+
+        entered = graph.remember_operators()
+        mends.mend_platform()
+        mends.mend_inspection()
+        operators.install()
+        mends.mend_slow_kernels()
+        mends.mend_launchers()
+        mends.mend_worker()
+        mends.mend_warmups()
+        if not request.options.get("enforce_eager"):
+            graph.install(entered)
+        guards = Guards()
+        guards.install()
+        stages = Stages(result, path, guards)
+        stages.watch()
+        try:
+            _serve(request, stages)
+        finally:
+            tapes = graph.TAPES
+            result.host_reads = tapes.host_reads
+            result.graphs = (tapes.captured, tapes.replayed)
+            result.write(path)
+    return result
+
+
+def _stand_in(arch: str, interpreter: ExitStack) -> None:
+    """Everything that must be in place before vLLM is imported."""
+    import torch._dynamo
+    import torch._inductor.utils  # noqa: F401  # before torch.compile is replaced
+
+    from vllm_dsv4.commands.rehearse import card, library, signs
+    from vllm_dsv4.commands.rehearse.interpreter import boolean_masks, mended
+    from vllm_dsv4.commands.rehearse.interpreter_speed import patched_once_a_launch
+    from vllm_dsv4.fixes import triton_interpreter
+
+    signs.install(arch)
+    card.install(arch)
+    library.install()
+    triton_interpreter.install()
+    for mend in (mended, boolean_masks, patched_once_a_launch):
+        interpreter.enter_context(mend())
+
+
+def _serve(request: Request, stages: Any) -> None:
+    from vllm import LLM
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    from vllm_dsv4.commands.rehearse.scenes import Stage, play, score_both
+
+    result = stages.result
+    llm = LLM(model=request.model, **request.options)
+    result.facts = _facts(llm)
+    stage = Stage(llm, result)
+    with stages.stage("generate"):
+        for name in request.scenes:
+            play(name, stage)
+        if request.score_answers_of:
+            score_both(Path(request.score_answers_of), stage)
+    with stages.stage("shutdown"):
+        llm.llm_engine.engine_core.shutdown()
+        del llm, stage
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+def _facts(llm: Any) -> dict[str, Any]:
+    """What was decided at start-up."""
+    from vllm.platforms import current_platform
+
+    config = llm.llm_engine.vllm_config
+    worker = llm.llm_engine.model_executor.driver_worker.worker
+    return {
+        "platform": type(current_platform).__name__,
+        "runner": f"{type(worker.model_runner).__module__}.{type(worker.model_runner).__name__}",
+        "model": type(worker.model_runner.model).__module__,
+        "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
+        "captures": not config.model_config.enforce_eager,
+        "capture_sizes": list(config.compilation_config.cudagraph_capture_sizes or []),
+        "prefix_caching": bool(config.cache_config.enable_prefix_caching),
+        "chunked_prefill": bool(config.scheduler_config.enable_chunked_prefill),
+        "async_scheduling": bool(config.scheduler_config.async_scheduling),
+        "num_gpu_blocks": config.cache_config.num_gpu_blocks,
+    }
+
+
+def main(request: Path, result: Path) -> int:
+    os.environ.update(ENVIRONMENT)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    asked = Request(**json.loads(request.read_text()))
+    try:
+        rehearse(asked, result)
+    except Exception as error:
+        from vllm_dsv4.commands.rehearse.causes import one_line
+
+        told = EngineResult.read(result)
+        told.error = one_line(error)
+        told.write(result)
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -1,0 +1,161 @@
+"""Starts the engines of a rehearsal, each in a process of its own, and makes the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_dsv4.checkpoint.config import Shape
+from vllm_dsv4.checkpoint.errors import BadOption
+from vllm_dsv4.commands.rehearse.report import Report
+from vllm_dsv4.commands.rehearse.result import EngineResult
+
+MODES: dict[str, dict[str, str]] = {
+    "default": {},
+    "eager": {},
+    "piecewise": {"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"},
+}
+"""Environment of each graph mode. What vLLM captures by default is its own choice."""
+DRAFTS: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    "ngram": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2},
+    "mtp": {"method": "mtp", "num_speculative_tokens": 1},
+}
+SIZES: dict[str, Any] = {
+    "max_model_len": 512,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 128,
+    "kv_cache_dtype": "fp8",
+}
+"""Small, for the interpreter's sake; everything else is as ``vllm serve`` has it."""
+SCENES = ("short", "preempted", "prefixed")
+LIMIT_SECONDS = 1800
+SMALLEST = {"ratios": (0, 4, 128), "vocab": 4096}
+"""A layer of each kind; under the interpreter the vocabulary costs most of a small model's time."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user may choose.
+
+    Attributes:
+        model: a checkpoint's folder; None makes a small one.
+        card: architecture that is stood in for.
+        compare: also serve on vLLM's paged path, which scores the answers.
+        verbose: show vLLM's own log.
+    """
+
+    model: Path | None = None
+    card: str = "gfx950"
+    mode: str = "default"
+    drafts: str = "none"
+    scenes: tuple[str, ...] = SCENES
+    compare: bool = True
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises BadOption for a choice that does not exist."""
+        from vllm_dsv4.rocm.archs import ARCHS
+
+        for option, value, known in (
+            ("--card", self.card, ARCHS),
+            ("--mode", self.mode, tuple(MODES)),
+            ("--drafts", self.drafts, tuple(DRAFTS)),
+        ):
+            if value not in known:
+                raise BadOption(option, value, "is not known", f"use one of {', '.join(known)}")
+        if self.model is not None and not (self.model / "config.json").is_file():
+            raise BadOption("MODEL", self.model, "has no config.json", "give a checkpoint's folder")
+
+
+def rehearse(options: Options) -> Report:
+    """Play the scenes on rings, and on vLLM's paged path beside them."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="vllm-dsv4-rehearse-") as name:
+        folder = Path(name)
+        model = options.model or _small_model(folder / "model", options.drafts)
+        rings = _Engine(folder, "rings", model, options, ring=True)
+        paged = _Engine(folder, "paged", model, options, ring=False) if options.compare else None
+        try:
+            told = rings.wait()
+            scored = paged.wait() if paged and told.error is None else None
+        finally:
+            for engine in (rings, paged):
+                if engine:
+                    engine.stop()
+    return Report(told, scored, time.monotonic() - started)
+
+
+def _small_model(folder: Path, drafts: str) -> Path:
+    from vllm_dsv4.checkpoint.write import make_tiny
+
+    make_tiny(folder, Shape(**SMALLEST, mtp=int(drafts == "mtp")))  # type: ignore[arg-type]
+    return folder
+
+
+class _Engine:
+    """A running process of ``rehearse.process``, and what it leaves."""
+
+    def __init__(
+        self, folder: Path, name: str, model: Path, options: Options, *, ring: bool
+    ) -> None:
+        self.result = folder / f"{name}.result"
+        self.log = folder / f"{name}.log"
+        request = folder / f"{name}.request"
+        chosen = dict(SIZES)
+        if not ring or options.mode == "eager":
+            chosen["enforce_eager"] = True
+        if ring and DRAFTS[options.drafts]:
+            chosen["speculative_config"] = DRAFTS[options.drafts]
+        if not ring:
+            chosen["enable_prefix_caching"] = False
+        asked = {
+            "model": str(model),
+            "arch": options.card,
+            "options": chosen,
+            "scenes": list(options.scenes),
+            "score_answers_of": None if ring else str(folder / "rings.result"),
+        }
+        request.write_text(json.dumps(asked))
+        environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "TRITON_"))},
+            **{k: v for k, v in os.environ.items() if k.startswith("VLLM_DSV4_")},
+            **(MODES[options.mode] if ring else {}),
+            "VLLM_DSV4_RING": "1" if ring else "0",
+        }
+        command = [sys.executable, "-m", "vllm_dsv4.commands.rehearse.process"]
+        with self.log.open("wb") as log:
+            out = None if options.verbose else log
+            self.process = subprocess.Popen(
+                [*command, str(request), str(self.result)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr if options.verbose else out,
+                stderr=out,
+            )
+
+    def wait(self) -> EngineResult:
+        """What it left; where it died without a word, its status is the error."""
+        try:
+            status = self.process.wait(LIMIT_SECONDS)
+            end = f"the process ended with status {status}"
+        except subprocess.TimeoutExpired:
+            self.stop()
+            status, end = 1, f"the process did not end within {LIMIT_SECONDS} s"
+        told = EngineResult.read(self.result) if self.result.exists() else EngineResult()
+        if status and told.error is None:
+            tail = self.log.read_text(errors="replace").split("\n")[-4:]
+            told.error = f"{end}: {' '.join(tail).strip()[-300:]}"
+        return told
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()

@@ -1,0 +1,140 @@
+"""What the engine is made to do: requests whose steps are prefills, decodes, mixtures, hits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vllm_dsv4.commands.rehearse.result import EngineResult, Spoken
+
+SEED = 5
+POLL_SECONDS = 1.0
+BLOCK = 256
+"""Tokens of a paged block; a prefix that is found again is so many."""
+VOCABULARY = 4000
+"""Ids below it are used: the smallest model has 4,096."""
+
+
+@dataclass
+class Stage:
+    """An engine, stepped by hand."""
+
+    llm: Any
+    result: EngineResult
+    _ids: list[str] = field(default_factory=list)
+
+    @property
+    def engine(self) -> Any:
+        return self.llm.llm_engine
+
+    def submit(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[str]:
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=max_tokens, logprobs=1)
+        added = []
+        for prompt in prompts:
+            name = f"{len(self._ids)}"
+            self._ids.append(name)
+            added.append(
+                self.engine.add_request(name, {"prompt_token_ids": list(prompt)}, params) or name
+            )
+        return added
+
+    def run(self, between: dict[int, Callable[[], Any]] | None = None) -> dict[str, Any]:
+        """Step until nothing is left; ``between[n]`` is called after step ``n``."""
+        outputs: dict[str, Any] = {}
+        steps = 0
+        while self.engine.has_unfinished_requests():
+            for output in self.engine.step():
+                outputs[output.request_id] = output
+            steps += 1
+            if between and steps in between:
+                between[steps]()
+        return outputs
+
+    def answers(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        between: dict[int, Callable[[], Any]] | None = None,
+    ) -> list[Spoken]:
+        names = self.submit(prompts, max_tokens)
+        outputs = self.run(between)
+        return [_spoken(outputs[name]) for name in names]
+
+    def preempt_all(self) -> None:
+        """Take every running request's slot and pages, as a full pool would, and let it resume."""
+        scheduler = self.engine.engine_core.engine_core.scheduler
+        self.result.preempted += len(scheduler.running)
+        scheduler.reset_prefix_cache(reset_running_requests=True)
+
+
+def _spoken(output: Any) -> Spoken:
+    said = output.outputs[0]
+    tokens = list(said.token_ids)
+    logprobs = [entry[t].logprob for entry, t in zip(said.logprobs, tokens, strict=True)]
+    return Spoken(list(output.prompt_token_ids), tokens, logprobs, output.num_cached_tokens or 0)
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    """Random ids."""
+    generator = torch.Generator().manual_seed(SEED + seed)
+    ids: list[int] = torch.randint(2, VOCABULARY, (length,), generator=generator).tolist()
+    return ids
+
+
+def short(stage: Stage) -> list[Spoken]:
+    """Two prompts at once, then steps of decodes only."""
+    return stage.answers([prompt(20, 0), prompt(33, 1)], 6)
+
+
+def preempted(stage: Stage) -> list[Spoken]:
+    """Two more, both of which lose their slots in the middle and start again."""
+    return stage.answers([prompt(9, 2), prompt(14, 3)], 6, {4: stage.preempt_all})
+
+
+def prefixed(stage: Stage) -> list[Spoken]:
+    """A prompt over a block long, in chunks beside a decode; then another with its first block."""
+    head = prompt(BLOCK, 4)
+    first = stage.answers([prompt(7, 5), [*head, *prompt(6, 6)]], 6)
+    again = stage.answers([[*head, *prompt(11, 7)]], 4)
+    return [*first, *again]
+
+
+SCENES = {scene.__name__: scene for scene in (short, preempted, prefixed)}
+
+
+def play(name: str, stage: Stage) -> None:
+    """Add a scene's answers to the result."""
+    stage.result.answers += SCENES[name](stage)
+
+
+def score_both(path: Path, stage: Stage) -> None:
+    """Score the answers of an engine that may still be at it, and those of this one."""
+    while "generate" not in (other := EngineResult.read(path)).stages:
+        time.sleep(POLL_SECONDS)  # whoever started both ends this one if the other fails
+    stage.result.scored = score(other.answers, stage)
+    stage.result.scored_own = score(stage.result.answers, stage)
+
+
+def score(answers: Sequence[Spoken], stage: Stage) -> list[float]:
+    """Nats that each answer lacks, at its worst token, against what this engine would have said."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
+    texts = [[*answer.prompt, *answer.tokens] for answer in answers]
+    outputs = stage.llm.generate(
+        [{"prompt_token_ids": text} for text in texts], params, use_tqdm=False
+    )
+    regrets = []
+    for answer, text, output in zip(answers, texts, outputs, strict=True):
+        entries = list(zip(text, output.prompt_logprobs, strict=True))[len(answer.prompt) :]
+        regrets.append(
+            max(max(o.logprob for o in entry.values()) - entry[t].logprob for t, entry in entries)
+        )
+    return regrets
