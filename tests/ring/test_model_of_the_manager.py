@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from tests.support import simulated_rings
+from tests.support import blocks, simulated_rings
 from tests.support.simulated_scheduler import Simulation
 from tests.support.simulated_trace import Program
 from vllm_dsv4.ring import snapshots
@@ -104,7 +104,7 @@ class NamesNoEmptyBoundary(RingManager):
 
 def ring_without_lookahead(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = simulated_rings.ring_kinds
-    monkeypatch.setattr(simulated_rings, "ring_kinds", lambda lookahead: kinds(0))
+    monkeypatch.setattr(simulated_rings, "ring_kinds", lambda _, draft_model: kinds(0, draft_model))
 
 
 def prefill_writes_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,12 +130,22 @@ def unwritten_snapshots_are_published(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots.SnapshotBook, "_is_final", is_final)
 
 
+def the_token_after_a_hit_may_be_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = blocks.make_ring_spec
+    monkeypatch.setattr(
+        blocks,
+        "make_ring_spec",
+        lambda *args, **kwargs: spec(*args, **kwargs | {"blocks_ahead": 0}),
+    )
+
+
 MANAGERS = [CreditsThePool, KeepsTheMapping, SharesASlot, NamesNoEmptyBoundary]
 FAULTS = [
     ring_without_lookahead,
     prefill_writes_first,
     nothing_is_restored,
     unwritten_snapshots_are_published,
+    the_token_after_a_hit_may_be_another,
 ]
 
 

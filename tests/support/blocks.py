@@ -24,9 +24,14 @@ init_none_hash(sha256)
 
 
 def kv_cache_config(
-    num_blocks: int, slots: int, snapshots: int = 0, interval: int = 0, block_size: int = BLOCK
+    num_blocks: int,
+    slots: int,
+    snapshots: int = 0,
+    interval: int = 0,
+    block_size: int = BLOCK,
+    draft_model: bool = False,
 ) -> KVCacheConfig:
-    """One paged group, one ring group."""
+    """One paged group, one ring group, which holds a draft model's windows too."""
     paged = MLAAttentionSpec(
         block_size=block_size,
         num_kv_heads=1,
@@ -43,13 +48,14 @@ def kv_cache_config(
         num_snapshots=snapshots,
         bytes_per_snapshot=1,
         snapshot_interval=interval,
+        blocks_ahead=int(draft_model),
     )
     return KVCacheConfig(
         num_blocks=num_blocks,
         kv_cache_tensors=[],
         kv_cache_groups=[
             KVCacheGroupSpec(["layer.0"], paged),
-            KVCacheGroupSpec(["layer.0.swa_cache"], ring),
+            KVCacheGroupSpec(["layer.0.swa_cache"], ring, is_eagle_group=draft_model),
         ],
     )
 
@@ -81,14 +87,16 @@ class Blocks:
         interval: int = 0,
         manager_cls: type[RingManager] = RingManager,
         block_size: int = BLOCK,
+        draft_model: bool = False,
     ) -> None:
         with registered(manager_cls):
             self.manager = KVCacheManager(
-                kv_cache_config(num_blocks, slots, snapshots, interval, block_size),
+                kv_cache_config(num_blocks, slots, snapshots, interval, block_size, draft_model),
                 max_model_len=8192,
                 scheduler_block_size=block_size,
                 hash_block_size=block_size,
                 enable_caching=snapshots > 0,
+                use_eagle=draft_model,
             )
         self.paged, self.rings = self.manager.coordinator.single_type_managers
         self.pool = self.manager.block_pool

@@ -29,11 +29,13 @@ class RingKind:
     name: str
     rows: int
     oldest: Callable[[int], int]
+    ahead: bool = False
+    """A draft layer's: its rows are computed from the token after theirs too."""
 
 
-def ring_kinds(lookahead: int) -> tuple[RingKind, ...]:
-    """A window of keys, and the state of a compressor of ratio 4."""
-    return (
+def ring_kinds(lookahead: int, draft_model: bool = False) -> tuple[RingKind, ...]:
+    """A window of keys, and the state of a compressor of ratio 4; a draft layer's window."""
+    kinds = (
         RingKind("window", WINDOW + lookahead, lambda following: following - (WINDOW - 1)),
         RingKind(
             "state",
@@ -41,6 +43,8 @@ def ring_kinds(lookahead: int) -> tuple[RingKind, ...]:
             lambda following: int(oldest_readable(STATE_RATIO, following)),
         ),
     )
+    window = kinds[0]
+    return (*kinds, RingKind("draft", window.rows, window.oldest, True)) if draft_model else kinds
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Chunk:
         index: its line in the worker's block table.
         first: position of its first token.
         content: of every position before the chunk's end; the chunk's own last.
+        ahead: the same for a draft layer, which reads a token ahead.
         decode: write first and read in place; else read first, then write the last rows.
     """
 
@@ -58,11 +63,15 @@ class Chunk:
     index: int
     first: int
     content: Sequence[int]
+    ahead: Sequence[int]
     decode: bool
 
     @property
     def end(self) -> int:
         return len(self.content)
+
+    def of(self, kind: RingKind) -> Sequence[int]:
+        return self.ahead if kind.ahead else self.content
 
 
 @dataclass
@@ -82,6 +91,7 @@ class SimulatedWorker:
     columns: int
     lines: int
     garbage: int
+    draft_model: bool = False
     kinds: tuple[RingKind, ...] = ()
     table: list[list[int]] = field(default_factory=list)
     rings: dict[str, dict[int, int]] = field(default_factory=dict)
@@ -89,7 +99,7 @@ class SimulatedWorker:
     snapshots: int = 0
 
     def __post_init__(self) -> None:
-        self.kinds = ring_kinds(self.lookahead)
+        self.kinds = ring_kinds(self.lookahead, self.draft_model)
         self.rings = {kind.name: {} for kind in self.kinds}
         self.table = [[self.garbage] * self.columns for _ in range(self.lines)]
 
@@ -148,7 +158,7 @@ class SimulatedWorker:
     ) -> None:
         for position in range(max(0, first), end):
             found = ring.get(flat_row(slot, position, kind.rows))
-            if found != chunk.content[position]:
+            if found != chunk.of(kind)[position]:
                 raise ContentError(
                     f"{chunk.request} at {chunk.first}..{chunk.end} reads position {position} of "
                     f"the {kind.name} ring in slot {slot} and finds {found}"
@@ -157,7 +167,7 @@ class SimulatedWorker:
     @staticmethod
     def _write(ring: dict[int, int], kind: RingKind, slot: int, chunk: Chunk, first: int) -> None:
         for position in range(max(chunk.first, first), chunk.end):
-            ring[flat_row(slot, position, kind.rows)] = chunk.content[position]
+            ring[flat_row(slot, position, kind.rows)] = chunk.of(kind)[position]
 
     def _write_snapshots(self, ring: dict[int, int], kind: RingKind, chunk: Chunk) -> None:
         if not self.num_snapshots:
@@ -170,7 +180,7 @@ class SimulatedWorker:
             self._check_snapshot_slot(chunk, target)
             end = boundary * block_size
             for position in range(max(0, kind.oldest(end)), end):
-                ring[flat_row(target, position, kind.rows)] = chunk.content[position]
+                ring[flat_row(target, position, kind.rows)] = chunk.of(kind)[position]
             self.snapshots += 1
 
     def _check_snapshot_slot(self, chunk: Chunk, slot: int) -> None:

@@ -30,6 +30,9 @@ from tests.support.simulated_trace import (
 from vllm_dsv4.ring.manager import RingManager
 from vllm_dsv4.ring.row import row_columns
 
+REJECTED = -1
+"""What a draft layer's row is computed from where the token after it will be rejected."""
+
 
 class Simulation:
     """A trace. ``operations`` counts what happened, by kind."""
@@ -38,7 +41,13 @@ class Simulation:
         self.program = program
         self.sizes = sizes = Sizes.drawn(program)
         self.blocks = Blocks(
-            sizes.pages, sizes.slots, sizes.snapshots, sizes.interval, manager_cls, BLOCK_SIZE
+            sizes.pages,
+            sizes.slots,
+            sizes.snapshots,
+            sizes.interval,
+            manager_cls,
+            BLOCK_SIZE,
+            sizes.draft_model,
         )
         self.worker = SimulatedWorker(
             num_slots=sizes.slots,
@@ -48,6 +57,7 @@ class Simulation:
             columns=row_columns(MAX_LEN, BLOCK_SIZE),
             lines=LINES,
             garbage=sizes.slots + min(1, sizes.snapshots),
+            draft_model=sizes.draft_model,
         )
         self.operations: Counter[str] = Counter()
         self.waiting: deque[Life] = deque()
@@ -295,8 +305,9 @@ class Simulation:
             assert end == known + item.drafts, "a step was given tokens that nobody knows"
             stay.tokens += output
         stay.computed = end - len(rejected)
+        ahead = stay.content_of([])[1 : stay.computed + 1] + [REJECTED] * len(rejected)
         decode = not item.begins and item.tokens <= 1 + self.sizes.lookahead
-        return output, Chunk(stay.name, stay.line, first, content, decode)
+        return output, Chunk(stay.name, stay.line, first, content, ahead, decode)
 
     def _take_in(self, item: Scheduled, output: list[int]) -> None:
         request, stay = item.life.request, item.stay

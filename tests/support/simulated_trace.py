@@ -28,7 +28,8 @@ class Program:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one trace. ``lookahead`` drafts at most; ``reserve`` has vLLM reserve pages for them."""
+    """Of one trace. ``lookahead`` drafts at most; ``reserve`` has vLLM reserve pages for them;
+    ``draft_model`` says that a layer with a ring of its own makes them."""
 
     slots: int
     pages: int
@@ -38,6 +39,7 @@ class Sizes:
     reserve: bool
     lag: int
     deferred: bool
+    draft_model: bool
 
     @classmethod
     def drawn(cls, program: Program) -> Sizes:
@@ -51,6 +53,7 @@ class Sizes:
             reserve=bool(program.below(2)),
             lag=program.below(2),
             deferred=bool(program.below(2)),
+            draft_model=bool(program.below(2)),
         )
 
 

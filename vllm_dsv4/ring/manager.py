@@ -26,14 +26,14 @@ from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from vllm_dsv4.log import get_logger
 from vllm_dsv4.ring import row
+from vllm_dsv4.ring.boundaries import Boundaries
 from vllm_dsv4.ring.report import describe_rings
 from vllm_dsv4.ring.slots import SlotCounts, SlotIntegrityError, SlotPool
 from vllm_dsv4.ring.snapshots import SnapshotBook
+from vllm_dsv4.ring.spec import RingSpec
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
-
-    from vllm_dsv4.ring.spec import RingSpec
 
 logger = get_logger(__name__)
 
@@ -69,10 +69,11 @@ class RingManager(CircularBufferManager):
         self.snapshots = SnapshotBook(
             num_snapshots=kv_cache_spec.num_snapshots,
             first_slot=kv_cache_spec.num_slots,
-            block_size=self.block_size,
+            boundaries=Boundaries(
+                self.block_size, kv_cache_spec.snapshot_interval, kv_cache_spec.blocks_ahead
+            ),
             group_id=self.kv_cache_group_id,
             hash_block_size=paged_pool.hash_block_size,
-            interval=kv_cache_spec.snapshot_interval,
         )
         self.block_pool = self.snapshots.pool
         self._scheduled_tokens: dict[str, int] = {}
@@ -205,17 +206,19 @@ class RingManager(CircularBufferManager):
 
         Args:
             drop_eagle_block: vLLM then asks for one block more than the candidate and expects it
-                to be dropped again. A snapshot past the candidate is never wanted here.
+                to be dropped again. A snapshot past the candidate is never wanted here; that the
+                block after it is the same is asked of every hit by ``blocks_ahead``.
 
         Returns:
             For each group, null blocks and the snapshot; and the tokens that they cover.
         """
-        block_size = kv_cache_spec.block_size
+        assert isinstance(kv_cache_spec, RingSpec)
+        block_size, ahead = kv_cache_spec.block_size, kv_cache_spec.blocks_ahead
         hashes = resolve_block_hashes(block_hashes, block_pool.hash_block_size, block_size)
         if drop_eagle_block:
             max_length -= block_size
-        for boundary in range(min(max_length // block_size, len(hashes)), 0, -1):
-            found = block_pool.get_cached_block(hashes[boundary - 1], kv_cache_group_ids)
+        for boundary in range(min(max_length // block_size, len(hashes) - ahead), 0, -1):
+            found = block_pool.get_cached_block(hashes[boundary + ahead - 1], kv_cache_group_ids)
             if found is not None:
                 nulls = [block_pool.null_block] * (boundary - 1)
                 return tuple([*nulls, snapshot] for snapshot in found), boundary * block_size

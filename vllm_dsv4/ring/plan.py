@@ -85,6 +85,12 @@ def snapshot_interval(vllm_config: VllmConfig, settings: Settings) -> int:
     return settings.snapshot_interval or int(moved)
 
 
+def blocks_ahead(vllm_config: VllmConfig) -> int:
+    """1 where vLLM drops a block of every hit, because a draft model reads a token ahead."""
+    speculative = vllm_config.speculative_config
+    return int(speculative is not None and speculative.use_eagle_block_drop())
+
+
 def ring_spec_of(vllm_config: VllmConfig) -> RingSpec:
     """The spec that every ring layer of this configuration shares, on every rank and stage."""
     from vllm_dsv4.ring.spec import make_ring_spec
@@ -101,6 +107,7 @@ def ring_spec_of(vllm_config: VllmConfig) -> RingSpec:
         num_snapshots=geometry.num_snapshots,
         bytes_per_snapshot=geometry.bytes_per_snapshot,
         snapshot_interval=snapshot_interval(vllm_config, read_settings()),
+        blocks_ahead=blocks_ahead(vllm_config),
     )
 
 

@@ -1,16 +1,16 @@
 """Snapshots of a slot at block boundaries: what makes a prefix-cache hit exact.
 
 A ring is not addressed by content: after a hit, the slot holds somebody else's rows. A snapshot is
-a slot-shaped copy, taken where a paged block ends, findable by that block's hash. vLLM's
+a slot-shaped copy, taken where a paged block ends, findable by a block's hash. vLLM's
 ``BlockPool`` does the hashing, the reference counts and the LRU order; this module decides when a
-snapshot is taken, when others may find it, and when it is dropped (``eviction`` says which one
-makes room for another):
+snapshot is taken, when others may find it, and when it is dropped (``boundaries`` says where one is
+of use, ``eviction`` which one makes room for another):
 
 * taken at the prompt's last reusable boundaries, every ``interval`` tokens of the prompt, where
   vLLM found a shared prefix that no snapshot covers, and at each boundary crossed while decoding
   (of those a request keeps the latest, and publishes it when it ends or is preempted);
 * findable from the step after the one that wrote it, and only if the tokens before the boundary
-  are final;
+  are final and the block whose hash it is found by is full;
 * dropped, never published, if the request is preempted in the pass that scheduled the write.
 
 A snapshot that was hit stays pinned until the step that copies it has been scheduled. A later step
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHashList, KVCacheBlock, resolve_block_hashes
 
+from vllm_dsv4.ring.boundaries import Boundaries
 from vllm_dsv4.ring.eviction import EvictionOrder, Snapshot
 
 if TYPE_CHECKING:
@@ -77,29 +78,27 @@ class SnapshotBook:
     Args:
         num_snapshots: snapshot slots. They follow the live slots in every ring.
         first_slot: slot number before the first snapshot's, ``num_slots``.
-        block_size: tokens of a paged block.
+        boundaries: where snapshots are of use.
         group_id: KV cache group of the rings.
         hash_block_size: tokens of one block hash of a request.
-        interval: tokens between the prompt's snapshots, 0 for its last boundaries only.
     """
 
     def __init__(
         self,
         num_snapshots: int,
         first_slot: int,
-        block_size: int,
+        boundaries: Boundaries,
         group_id: int,
         hash_block_size: int,
-        interval: int,
     ) -> None:
         self.pool = BlockPool(
             num_gpu_blocks=num_snapshots + 1, enable_caching=True, hash_block_size=hash_block_size
         )
         self.eviction = EvictionOrder(self.pool)
         self.first_slot = first_slot
-        self.block_size = block_size
+        self.boundaries = boundaries
+        self.block_size = boundaries.block_size
         self.group_id = group_id
-        self.interval_blocks = interval // block_size
         self.counters = SnapshotCounters()
         self.due: dict[str, int] = {}
         """Of each running request, the scheduled tokens from which ``advance`` has work to do."""
@@ -131,10 +130,14 @@ class SnapshotBook:
         life = _Life(request, scheduled_tokens, self._pinned.get(request.request_id))
         self._lives[request.request_id] = life
         self.counters.lookups += 1
-        shared = self._shared_boundaries(request)
-        for boundary in sorted(shared | self._own_boundaries(request)):
+        shared = self.boundaries.shared(request)
+        prompts = shared | self.boundaries.own(request)
+        for boundary in sorted(prompts):
             if boundary > hit_blocks:
                 self._order(life, boundary, from_decode=False, shared=boundary in shared)
+        pending = self.boundaries.pending(request)
+        if pending > hit_blocks and pending not in prompts:
+            self._order(life, pending, from_decode=True)
         life.named = max(scheduled_tokens, request.num_tokens) // self.block_size
         self._after_scheduling(life)
         return {order.boundary: self.slot_of(order.block) for order in life.orders}
@@ -208,33 +211,16 @@ class SnapshotBook:
         held |= {life.latest.block.block_id for life in self._lives.values() if life.latest}
         return len(held | self._pinned_sources())
 
-    def _own_boundaries(self, request: Request) -> set[int]:
-        """Boundaries of the prompt that the session itself resumes from.
-
-        Resending the same prompt resumes at the last boundary before its last token, a longer
-        prompt at its last full block; they differ on a prompt of whole blocks.
-        """
-        prompt = request.num_prompt_tokens
-        # A resumed request prefills its own output too.
-        ends = (prompt - 1, prompt, request.num_tokens - 1)
-        return {end // self.block_size for end in ends} - {0}
-
-    def _shared_boundaries(self, request: Request) -> set[int]:
-        """Boundaries of the prompt for other sessions: asked for by interval, or seen by vLLM."""
-        shared: set[int] = set()
-        if self.interval_blocks:
-            last = request.num_prompt_tokens // self.block_size
-            shared |= set(range(self.interval_blocks, last + 1, self.interval_blocks))
-        if request.shared_prefix_boundary:
-            shared.add(request.shared_prefix_boundary // self.block_size)
-        return shared - {0}
-
     def _order(
         self, life: _Life, boundary: int, from_decode: bool, shared: bool = False
     ) -> _Order | None:
         """Take a snapshot slot: an empty one, else a spent snapshot's, else that of the least
-        recently used; None if all are pinned."""
-        if self._is_cached(life.request, boundary) or self.pool.get_num_free_blocks() == 0:
+        recently used; None if all are pinned, or if the request ends before it could be found."""
+        if (
+            not self.boundaries.is_reachable(life.request, boundary)
+            or self._is_cached(life.request, boundary)
+            or self.pool.get_num_free_blocks() == 0
+        ):
             return None
         cached_before = len(self.pool.cached_block_hash_to_block)
         block = None if self._num_empty() else self.eviction.take_spent()
@@ -254,10 +240,10 @@ class SnapshotBook:
         return {source.block.block_id for source in self._pinned.values()}
 
     def _is_cached(self, request: Request, boundary: int) -> bool:
-        hashes = self._hashes(request)
+        hashes, key = self._hashes(request), self.boundaries.key(boundary)
         return (
-            len(hashes) >= boundary
-            and self.pool.get_cached_block(hashes[boundary - 1], [self.group_id]) is not None
+            len(hashes) >= key
+            and self.pool.get_cached_block(hashes[key - 1], [self.group_id]) is not None
         )
 
     def _after_scheduling(self, life: _Life) -> None:
@@ -276,7 +262,7 @@ class SnapshotBook:
         return (
             order.written
             and life.request.num_computed_tokens >= order.boundary * self.block_size
-            and len(self._hashes(life.request)) >= order.boundary
+            and len(self._hashes(life.request)) >= self.boundaries.key(order.boundary)
         )
 
     def _keep_latest(self, life: _Life, order: _Order) -> None:
@@ -288,13 +274,13 @@ class SnapshotBook:
             self.pool.free_blocks([older.block])
 
     def _publish(self, life: _Life, order: _Order) -> None:
-        boundary = order.boundary
+        boundary, key = order.boundary, self.boundaries.key(order.boundary)
         if not self._is_cached(life.request, boundary):
             self.pool.cache_full_blocks(
                 request=life.request,
-                blocks=[self.pool.null_block] * (boundary - 1) + [order.block],
-                num_cached_blocks=boundary - 1,
-                num_full_blocks=boundary,
+                blocks=[self.pool.null_block] * (key - 1) + [order.block],
+                num_cached_blocks=key - 1,
+                num_full_blocks=key,
                 block_size=self.block_size,
                 kv_cache_group_id=self.group_id,
             )

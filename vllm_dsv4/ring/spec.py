@@ -31,6 +31,8 @@ class RingSpec(CircularBufferSpec):
         bytes_per_slot: bytes of one slot over all layers of the model, for reports only.
         bytes_per_snapshot: the same for one snapshot.
         snapshot_interval: tokens between the snapshots of a prompt, 0 for its end only.
+        blocks_ahead: blocks after a snapshot's boundary that a hit must share too (see
+            ``boundaries``).
     """
 
     num_slots: int
@@ -38,6 +40,7 @@ class RingSpec(CircularBufferSpec):
     bytes_per_slot: int = 0
     bytes_per_snapshot: int = 0
     snapshot_interval: int = 0
+    blocks_ahead: int = 0
 
     @property
     def prefix_cacheable(self) -> bool:
@@ -80,6 +83,7 @@ def make_ring_spec(
     num_snapshots: int = 0,
     bytes_per_snapshot: int = 0,
     snapshot_interval: int = 0,
+    blocks_ahead: int = 0,
 ) -> RingSpec:
     """The ring spec of a model whose paged blocks hold ``block_size`` tokens.
 
@@ -100,4 +104,5 @@ def make_ring_spec(
         bytes_per_slot=bytes_per_slot,
         bytes_per_snapshot=bytes_per_snapshot,
         snapshot_interval=snapshot_interval,
+        blocks_ahead=blocks_ahead,
     )

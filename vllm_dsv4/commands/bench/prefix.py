@@ -54,6 +54,7 @@ class Trace:
     Attributes:
         max_num_seqs: on both sides.
         snapshots: ``VLLM_DSV4_SNAPSHOT_SLOTS``, None for its default.
+        drafts: of the model's own draft layer in each step; all are rejected.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Trace:
     sessions: tuple[Session, ...]
     max_num_seqs: int = OPTIONS.max_num_seqs
     snapshots: int | None = None
+    drafts: int = 0
 
     @property
     def shape(self) -> Shape:
@@ -68,12 +70,17 @@ class Trace:
         return Shape(self.name, self.title, gib, longest, True, "at once", self.sessions)
 
     @property
+    def options(self) -> PlanOptions:
+        return replace(OPTIONS, max_num_seqs=self.max_num_seqs, speculative_tokens=self.drafts)
+
+    @property
     def at_defaults(self) -> bool:
-        return self.max_num_seqs == OPTIONS.max_num_seqs and self.snapshots is None
+        return self.options == OPTIONS and self.snapshots is None
 
 
 def traces(quick: bool) -> list[Trace]:
-    """A chat whose every prompt is the conversation so far, and a few long sessions at once.
+    """A chat whose every prompt is the conversation so far, also with a draft layer, and a few long
+    sessions at once.
 
     Then a chat of many more users than slots, with the default snapshots and with fewer than users.
     """
@@ -83,6 +90,7 @@ def traces(quick: bool) -> list[Trace]:
     crowd = chats(max(count, 80), 4)
     return [
         Trace("chat", f"Chat, {count} users, {turns} turns", chats(count, turns)),
+        Trace("mtp", "The same, with MTP", chats(count, turns), drafts=1),
         Trace("long", "8 long sessions, interleaved", long_sessions(8, long_turns, start)),
         Trace("crowd", f"Chat, {len(crowd)} users, {few} slots", crowd, few),
         Trace("scarce", f"The same, only {len(crowd)} snapshots", crowd, few, len(crowd)),
@@ -151,7 +159,7 @@ def _hit_rates(trace: Trace) -> dict[str, Any]:
     for side in SIDES:
         environment = {} if trace.snapshots is None else {SNAPSHOT_SLOTS: str(trace.snapshots)}
         with mock.patch.dict(os.environ, environment):
-            drive = Drive(side, replace(OPTIONS, max_num_seqs=trace.max_num_seqs))
+            drive = Drive(side, trace.options)
         label = f"{trace.name} {side}"
         with tqdm(total=trace.shape.requests, desc=label, leave=False, mininterval=1) as bar:
             runs[side] = simulate(drive, trace.shape, STEP_TIMES[0], bar.update)

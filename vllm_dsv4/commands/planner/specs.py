@@ -23,6 +23,7 @@ from vllm_dsv4.ring.geometry import (
     RingGeometry,
     kinds_of_layer,
 )
+from vllm_dsv4.ring.plan import blocks_ahead
 from vllm_dsv4.ring.spec import RingSpec, make_ring_spec
 
 INDEXER_ROW_BYTES = INDEX_HEAD_DIM + 4
@@ -44,7 +45,7 @@ def paged_specs(config: VllmConfig, ratios: tuple[int, ...]) -> Specs:
 
 def ring_specs(config: VllmConfig, ratios: tuple[int, ...], geometry: RingGeometry) -> Specs:
     """The same with rings: only compressed history is paged, the rest shares one ring spec."""
-    spec = _ring_spec(geometry, config.cache_config.block_size)
+    spec = _ring_spec(config, geometry)
     specs: Specs = {}
     with set_current_vllm_config(config, check_compile=False):
         for index, ratio in enumerate(ratios):
@@ -54,13 +55,14 @@ def ring_specs(config: VllmConfig, ratios: tuple[int, ...], geometry: RingGeomet
     return specs
 
 
-def _ring_spec(geometry: RingGeometry, block_size: int) -> RingSpec:
+def _ring_spec(config: VllmConfig, geometry: RingGeometry) -> RingSpec:
     return make_ring_spec(
-        block_size=block_size,
+        block_size=config.cache_config.block_size,
         num_slots=geometry.num_slots,
         bytes_per_slot=geometry.bytes_per_slot,
         num_snapshots=geometry.num_snapshots,
         bytes_per_snapshot=geometry.bytes_per_snapshot,
+        blocks_ahead=blocks_ahead(config),
     )
 
 
