@@ -53,8 +53,31 @@ def check_kv_connector(config: VllmConfig) -> None:
         )
 
 
+def check_kv_offloading(config: VllmConfig) -> None:
+    """vLLM makes a connector of this size, but only after it has asked the platform."""
+    cache = config.cache_config
+    if cache.kv_offloading_size is not None:
+        raise Refusal(
+            "--kv-offloading-size",
+            cache.kv_offloading_size,
+            f"its backend ({cache.kv_offloading_backend}) is a KV connector, which moves paged "
+            "blocks only, and the sequence's window and compressor state live in its ring",
+            f"Remove it, {PAGED_PATH}",
+        )
+
+
 def check_hybrid_manager(config: VllmConfig) -> None:
-    """Without the hybrid manager vLLM forces one spec on all layers."""
+    """Without the hybrid manager vLLM forces one spec on all layers. It decides after it has asked
+    the platform, and does without for models that attend in chunks."""
+    chunk = config.model_config.attention_chunk_size
+    if chunk is not None:
+        raise Refusal(
+            "config.json attention_chunk_size",
+            chunk,
+            "DeepSeek-V4 does not attend in chunks, and vLLM gives up its hybrid KV cache manager "
+            "for models that do: rings and paged history are two KV cache groups",
+            "Remove the entry, also from --hf-overrides",
+        )
     if config.scheduler_config.disable_hybrid_kv_cache_manager:
         raise Refusal(
             "--disable-hybrid-kv-cache-manager",
@@ -176,6 +199,7 @@ def check_geometry(config: VllmConfig) -> None:
 CHECKS = (
     check_context_parallel,
     check_kv_connector,
+    check_kv_offloading,
     check_hybrid_manager,
     check_dtype,
     check_kv_cache_dtype,

@@ -35,7 +35,9 @@ def config(**changes: Any) -> Any:
         **dict.fromkeys(set(SIZES.values()) - {"head_dim", "index_head_dim"}, 64),
     )
     parts = {
-        "model_config": SimpleNamespace(hf_config=hf, max_model_len=4096, dtype="torch.bfloat16"),
+        "model_config": SimpleNamespace(
+            hf_config=hf, max_model_len=4096, dtype="torch.bfloat16", attention_chunk_size=None
+        ),
         "parallel_config": SimpleNamespace(
             decode_context_parallel_size=1, prefill_context_parallel_size=1
         ),
@@ -47,6 +49,8 @@ def config(**changes: Any) -> Any:
             block_size=256,
             enable_prefix_caching=False,
             kv_cache_memory_bytes=None,
+            kv_offloading_size=None,
+            kv_offloading_backend="native",
         ),
         "attention_config": SimpleNamespace(indexer_kv_dtype="auto"),
         "device_config": SimpleNamespace(device_type="cpu"),
@@ -79,6 +83,12 @@ def test_a_sound_configuration_is_accepted() -> None:
          "--prefill-context-parallel-size", "4", "Set it to 1"),
         ({"kv_transfer_config": SimpleNamespace(kv_connector="NixlConnector")},
          "--kv-transfer-config", "NixlConnector", "Remove it"),
+        ({"cache_config__kv_offloading_size": 0.0}, "--kv-offloading-size", "0.0", "Remove it"),
+        ({"cache_config__kv_offloading_size": 4.0,
+          "cache_config__kv_offloading_backend": "lmcache"},
+         "--kv-offloading-size", "4.0", "Remove it"),
+        ({"model_config__attention_chunk_size": 8192},
+         "config.json attention_chunk_size", "8192", "--hf-overrides"),
         ({"scheduler_config__disable_hybrid_kv_cache_manager": True},
          "--disable-hybrid-kv-cache-manager", "True", "Remove the flag"),
         ({"cache_config__cache_dtype": "int8_per_token_head"},
