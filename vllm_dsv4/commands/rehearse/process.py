@@ -94,7 +94,7 @@ def _stand_in(arch: str, interpreter: ExitStack) -> None:
 
 def _serve(request: Request, stages: Any) -> None:
     from vllm import LLM
-    from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     from vllm_dsv4.commands.rehearse.scenes import Stage, play, score_both
 
