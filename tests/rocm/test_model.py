@@ -51,6 +51,9 @@ def test_every_window_and_state_cache_is_a_ring(tiny) -> None:
         assert cache.get_attn_backend() is RocmRingBackend
         assert cache.ring.data_ptr() % 16 == 0 and cache.ring.stride(0) % 16 == 0, name
     assert model.arena.nbytes == ring_geometry(config).total_bytes
+    specs = [cache.get_kv_cache_spec(config) for cache in caches.values()]
+    assert set(specs) == {ring_spec_of(config)}
+    assert sum(spec.is_wide for spec in specs) == 1, "vLLM may form several ring groups"
 
 
 @pytest.mark.parametrize(

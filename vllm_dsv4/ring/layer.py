@@ -46,7 +46,7 @@ class RingCache(nn.Module, AttentionLayerBase):
         """Ignore the placeholder page."""
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> RingSpec:
-        return ring_spec_of(vllm_config)
+        return ring_spec_of(vllm_config).of_layer(self.prefix, self.kind)
 
     def get_attn_backend(self) -> type[AttentionBackend]:
         return self._backend_cls

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 import torch
 from vllm.v1.kv_cache_interface import CircularBufferSpec, KVCacheSpec
 
+from vllm_dsv4.ring.geometry import RingKind
 from vllm_dsv4.ring.row import row_columns
 
 if TYPE_CHECKING:
@@ -22,6 +23,11 @@ far below the compressed caches' pages, so they never widen a block."""
 class RingSpec(CircularBufferSpec):
     """One spec for every ring layer, so that vLLM forms one ring group with one builder.
 
+    One layer's page is wider than the others', and no more different than that: where paged caches
+    come in equal numbers (as many C4 layers as C128 layers), vLLM cuts every set of layers whose
+    pages are of one size, or of several in equal numbers, in pieces of that number. Each piece
+    would be a ring group with a manager, slots and snapshots of its own.
+
     ``CircularBufferSpec`` marks it as state: vLLM's packing never lets it widen a block, and its
     blocks are never zeroed.
 
@@ -33,6 +39,7 @@ class RingSpec(CircularBufferSpec):
         snapshot_interval: tokens between the snapshots of a prompt, 0 for its end only.
         blocks_ahead: blocks after a snapshot's boundary that a hit must share too (see
             ``boundaries``).
+        is_wide: whether this is the one; no part of equality, so that the layers stay together.
     """
 
     num_slots: int
@@ -41,6 +48,15 @@ class RingSpec(CircularBufferSpec):
     bytes_per_snapshot: int = 0
     snapshot_interval: int = 0
     blocks_ahead: int = 0
+    is_wide: bool = field(default=False, compare=False)
+
+    def of_layer(self, prefix: str, kind: RingKind) -> RingSpec:
+        """The spec of one ring: the model's first window is the wide one, on every rank."""
+        return replace(self, is_wide=kind is RingKind.SWA and ".layers.0." in prefix)
+
+    @property
+    def page_size_bytes(self) -> int:
+        return PLACEHOLDER_BYTES * (1 + self.is_wide)
 
     @property
     def prefix_cacheable(self) -> bool:

@@ -50,7 +50,9 @@ def ring_specs(config: VllmConfig, ratios: tuple[int, ...], geometry: RingGeomet
     with set_current_vllm_config(config, check_compile=False):
         for index, ratio in enumerate(ratios):
             specs |= _history_specs(config, index, ratio)
-            specs |= {f"{_name(index)}.ring.{kind.value}": spec for kind in kinds_of_layer(ratio)}
+            for kind in kinds_of_layer(ratio):
+                name = f"{_name(index)}.ring.{kind.value}"
+                specs[name] = spec.of_layer(name, kind)
     config.compilation_config.static_forward_context.clear()
     return specs
 
