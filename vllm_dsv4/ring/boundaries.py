@@ -67,6 +67,8 @@ class Boundaries:
 
     def is_reachable(self, request: Request, boundary: int) -> bool:
         """Whether a snapshot there can be found before the request has ended."""
+        if request.resumable:  # the next turn's tokens are not known
+            return True
         longest = max(request.num_tokens, request.num_prompt_tokens + request.max_tokens)
         return self.key(boundary) * self.block_size <= longest
 

@@ -66,6 +66,8 @@ class _Life:
     """The one that it started from."""
     named: int = 0
     """Last boundary that the request's row names, with or without an order."""
+    prompt_tokens: int = 0
+    """Of the prompt whose snapshots are ordered."""
     orders: list[_Order] = field(default_factory=list)
     latest: _Order | None = None
     left: list[Snapshot] = field(default_factory=list)
@@ -130,14 +132,7 @@ class SnapshotBook:
         life = _Life(request, scheduled_tokens, self._pinned.get(request.request_id))
         self._lives[request.request_id] = life
         self.counters.lookups += 1
-        shared = self.boundaries.shared(request)
-        prompts = shared | self.boundaries.own(request)
-        for boundary in sorted(prompts):
-            if boundary > hit_blocks:
-                self._order(life, boundary, from_decode=False, shared=boundary in shared)
-        pending = self.boundaries.pending(request)
-        if pending > hit_blocks and pending not in prompts:
-            self._order(life, pending, from_decode=True)
+        self._order_prompt(life, hit_blocks)
         life.named = max(scheduled_tokens, request.num_tokens) // self.block_size
         self._after_scheduling(life)
         return {order.boundary: self.slot_of(order.block) for order in life.orders}
@@ -149,20 +144,24 @@ class SnapshotBook:
         """A running request is scheduled up to ``scheduled_tokens``, drafts included.
 
         Returns:
-            Boundary to snapshot slot, where it crosses a boundary beyond its prompt.
+            Boundary to snapshot slot, where it crosses a boundary beyond its prompt, or where a
+            streaming session's next turn has made the prompt longer.
         """
         life = self._lives.get(request_id)
         if life is None:
             return {}
+        ordered = len(life.orders)
+        if life.request.num_prompt_tokens > life.prompt_tokens:
+            self._order_prompt(life, life.named)
+            life.named = max(life.named, life.request.num_tokens // self.block_size)
         before = max(life.scheduled_tokens, life.request.num_prompt_tokens)
         life.scheduled_tokens = scheduled_tokens
         boundary = scheduled_tokens // self.block_size
-        added = None
         if boundary * self.block_size > before and boundary > life.named:
-            added = self._order(life, boundary, from_decode=True)
+            self._order(life, boundary, from_decode=True)
         life.named = max(life.named, boundary)
         self._after_scheduling(life)
-        return {added.boundary: self.slot_of(added.block)} if added else {}
+        return {order.boundary: self.slot_of(order.block) for order in life.orders[ordered:]}
 
     def new_step(self) -> None:
         """The previous step is on its way: publish what it wrote, unpin what it copied."""
@@ -210,6 +209,19 @@ class SnapshotBook:
         held = {order.block.block_id for life in self._lives.values() for order in life.orders}
         held |= {life.latest.block.block_id for life in self._lives.values() if life.latest}
         return len(held | self._pinned_sources())
+
+    def _order_prompt(self, life: _Life, after: int) -> None:
+        """Order the snapshots of the prompt's boundaries behind ``after``."""
+        request = life.request
+        life.prompt_tokens = request.num_prompt_tokens
+        shared = self.boundaries.shared(request)
+        boundaries = shared | self.boundaries.own(request)
+        for boundary in sorted(boundaries):
+            if boundary > after:
+                self._order(life, boundary, from_decode=False, shared=boundary in shared)
+        pending = self.boundaries.pending(request)
+        if pending > after and pending not in boundaries:
+            self._order(life, pending, from_decode=True)
 
     def _order(
         self, life: _Life, boundary: int, from_decode: bool, shared: bool = False
