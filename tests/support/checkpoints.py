@@ -51,11 +51,12 @@ def load(
     drafts: bool = False,
     config: Any = None,
     where: str = "org/model",
+    overrides: dict[str, object] | None = None,
 ) -> list[str]:
     """Names that passed."""
     pairs = weights.items() if isinstance(weights, dict) else weights
     expected = expected_tensors(config or hf_config(), SHAPE.ratios, drafts)
-    checked = CheckedWeights(pairs, expected, quantisation, where)
+    checked = CheckedWeights(pairs, expected, quantisation, where, overrides)
     passed = [name for name, _ in checked]
     checked.check_complete()
     return passed

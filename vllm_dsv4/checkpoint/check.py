@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm_dsv4.checkpoint.expected import scale_names
+from vllm_dsv4.checkpoint.expected import ASKING, scale_names
 from vllm_dsv4.checkpoint.files import damaged_files
 from vllm_dsv4.checkpoint.names import Kind, Quant, Spec
 from vllm_dsv4.checkpoint.quantise import BLOCK, GROUP
@@ -40,6 +40,18 @@ class CheckpointError(ValueError):
     tensors or files, and the remedy."""
 
 
+def remedy(overrides: Mapping[str, object]) -> str:
+    """What to do about it: first of all take back what ``--hf-overrides`` asks for instead."""
+    asking = {name: value for name, value in overrides.items() if name in ASKING}
+    if not asking:
+        return REMEDY
+    changed = ", ".join(f"{name}={value!r}" for name, value in asking.items())
+    return (
+        f"--hf-overrides asks for {changed}, which changes what the checkpoint must hold. "
+        "Remove that override: a checkpoint is served as it was saved."
+    )
+
+
 class CheckedWeights:
     """The tensors of a checkpoint, each checked as it passes.
 
@@ -51,6 +63,7 @@ class CheckedWeights:
         expected: by name, what must come.
         quantisation: ``quantization_config`` of ``config.json``, or None.
         where: the checkpoint's folder or name.
+        overrides: entries of ``config.json`` that the user changed (``--hf-overrides``).
     """
 
     def __init__(
@@ -59,12 +72,14 @@ class CheckedWeights:
         expected: Mapping[str, Spec],
         quantisation: Mapping[str, Any] | None,
         where: str,
+        overrides: Mapping[str, object] | None = None,
     ) -> None:
         self._weights = iter(weights)
         self._expected = expected
         self._quantised = quantisation is not None
         self._block = (quantisation or {}).get("weight_block_size") or (BLOCK, BLOCK)
         self._where = where
+        self._remedy = remedy(overrides or {})
         self._seen: set[str] = set()
         self._need_scales: list[Spec] = []
         self._formats: dict[str, torch.dtype] = {}
@@ -190,4 +205,4 @@ class CheckedWeights:
     def _refused(self, what: str) -> CheckpointError:
         damaged = damaged_files(Path(self._where))
         files = f" Damaged files: {'; '.join(damaged[:SHOWN])}." if damaged else ""
-        return CheckpointError(f"checkpoint {self._where}: {what}.{files} {REMEDY}")
+        return CheckpointError(f"checkpoint {self._where}: {what}.{files} {self._remedy}")

@@ -26,6 +26,19 @@ SIZES: Mapping[str, str] = {
 }
 """Entry of ``config.json`` that holds each size of ``Shape`` on which a tensor's shape depends."""
 
+ASKING = {
+    *SIZES.values(),
+    "num_hidden_layers",
+    "num_nextn_predict_layers",
+    "num_hash_layers",
+    "mlp_layer_types",
+    "compress_ratios",
+    "n_shared_experts",
+    "topk_method",
+    "quantization_config",
+}
+"""Entries of ``config.json`` that say which tensors a checkpoint holds, and how large."""
+
 
 @dataclass(frozen=True)
 class ServedShape(Shape):

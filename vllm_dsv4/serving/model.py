@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm_dsv4.checkpoint.check import OUT_OF_MEMORY, CheckedWeights, CheckpointError
@@ -87,4 +87,11 @@ def checked_weights(
         expected,
         quantisation=getattr(hf_config, "quantization_config", None),
         where=vllm_config.model_config.model,
+        overrides=_overrides(vllm_config),
     )
+
+
+def _overrides(vllm_config: VllmConfig) -> Mapping[str, object]:
+    """``--hf-overrides``. vLLM's own, for drafts, are functions and ask for no other tensors."""
+    overrides = vllm_config.model_config.hf_overrides
+    return overrides if isinstance(overrides, dict) else {}

@@ -221,3 +221,33 @@ def test_a_narrow_expert_table_passes() -> None:
     assert tables
     weights |= {name: weights[name].to(torch.uint8) for name in tables}
     load(weights)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"num_hidden_layers": 2},
+        {"compress_ratios": [0, 0]},
+        {"n_routed_experts": 8, "rope_theta": 1.0},
+        {"quantization_config": None},
+    ],
+)
+def test_an_override_that_asks_for_other_tensors_is_the_remedy(
+    overrides: dict[str, object],
+) -> None:
+    weights = checkpoint()
+    del weights["norm.weight"]
+    with pytest.raises(CheckpointError, match="Remove that override") as caught:
+        load(weights, overrides=overrides)
+    message = str(caught.value)
+    name, value = next(iter(overrides.items()))
+    assert f"--hf-overrides asks for {name}={value!r}" in message
+    assert "Fetch the checkpoint again" not in message
+    assert "rope_theta" not in message
+
+
+def test_an_override_of_something_else_is_not() -> None:
+    weights = checkpoint()
+    del weights["norm.weight"]
+    with pytest.raises(CheckpointError, match="Fetch the checkpoint again"):
+        load(weights, overrides={"rope_theta": 1.0})
