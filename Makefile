@@ -16,13 +16,14 @@ export OMP_NUM_THREADS
 SUITES := $(wildcard $(addprefix tests/,ring cpu commands fixes packaging kernels rocm rehearse engine cluster soak))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick soak bench coupling lint types clean $(SUITES)
+.PHONY: help setup demo test test-quick rehearse-all soak bench coupling lint types clean $(SUITES)
 
 help:
 	@echo "make setup       make or refresh $(VENV)"
 	@echo "make demo        generate with rings on a small model, and show what they save"
 	@echo "make test        lint, types, then every test suite"
 	@echo "make test-quick  the tests that take seconds"
+	@echo "make rehearse-all  the whole ROCm engine on CPU tensors, every graph mode and draft"
 	@echo "make soak        the long randomised runs at full size: about 20 minutes"
 	@echo "make bench       time rings against vLLM's paged path"
 	@echo "make coupling    list again what our source uses of vLLM"
@@ -64,6 +65,15 @@ test: lint types test-quick
 
 $(SUITES): setup
 	$(PYTEST) $@
+
+REHEARSE := $(RUN) -m vllm_dsv4.commands.cli.main rehearse
+rehearse-all: setup
+	$(REHEARSE)
+	$(REHEARSE) --mode eager --sleep
+	$(REHEARSE) --mode eager --drafts ngram
+	$(REHEARSE) --mode piecewise
+	$(REHEARSE) --drafts mtp
+	$(REHEARSE) --card gfx942 --mode eager --no-compare
 
 soak: setup
 	SOAK_REQUESTS=10000 $(PYTEST) tests/soak -s

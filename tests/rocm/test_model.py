@@ -9,9 +9,11 @@ from unittest.mock import patch
 import pytest
 import torch
 from vllm.config import set_current_vllm_config
+from vllm.device_allocator.cumem import CuMemAllocator
 from vllm.models.deepseek_v4.amd.rocm import DeepseekV4ROCMAiterMLAAttention
 
 from tests.rocm.rig import make_config
+from vllm_dsv4.commands.rehearse.pools import Pools
 from vllm_dsv4.ring.geometry import RingKind
 from vllm_dsv4.ring.layer import RingCache
 from vllm_dsv4.ring.plan import ring_geometry, ring_spec_of
@@ -20,6 +22,7 @@ from vllm_dsv4.rocm.attention import RingRocmAttention
 from vllm_dsv4.rocm.backend import RocmRingBackend
 from vllm_dsv4.rocm.draft import DeepSeekV4MTP
 from vllm_dsv4.rocm.model import DeepseekV4ForCausalLM
+from vllm_dsv4.rocm.sleep import EMPTIED, KEPT
 
 GIB = 1 << 30
 
@@ -81,3 +84,16 @@ def test_the_draft_models_window_is_a_ring_of_its_own(tiny) -> None:
     assert [type(one) for one in attentions] == [RingRocmAttention]
     assert draft.arena.geometry.layers_of_kind == {RingKind.SWA: 1}
     assert ring_spec_of(draft_config) == ring_spec_of(config)
+
+
+def test_rings_are_not_where_sleep_keeps_weights(tiny) -> None:
+    """Not even a draft's, whose configuration does not say that the engine may sleep."""
+    config = make_config(tiny(mtp=1), drafts=1, method="mtp")
+    draft_config = replace(config, model_config=config.speculative_config.draft_model_config)
+    pools = Pools()
+    with patch.object(CuMemAllocator, "instance", pools), pools.use_memory_pool("weights"):
+        draft = build(draft_config, free=64 * GIB, cls=DeepSeekV4MTP)
+    (attention,) = [m for m in draft.modules() if isinstance(m, RingRocmAttention)]
+    assert pools.tag_of(attention.window_ring.buffer) == EMPTIED
+    assert pools.tag_of(attention.rotate_queries._slots) == KEPT
+    assert pools.tag_of(attention.attn_sink) == "weights"

@@ -13,6 +13,7 @@ from vllm_dsv4.ring.arena import RingArena
 from vllm_dsv4.ring.plan import ring_geometry
 from vllm_dsv4.rocm.attention import RocmParts, put_on_rings
 from vllm_dsv4.rocm.queries import QueryRotation
+from vllm_dsv4.rocm.sleep import EMPTIED, KEPT, pool
 from vllm_dsv4.serving.live import require_our_platform
 from vllm_dsv4.serving.model import LoadsWholeCheckpoint, local_ratios
 from vllm_dsv4.serving.refusals import check_rings_fit
@@ -31,9 +32,12 @@ def put_model_on_rings(model: nn.Module, vllm_config: VllmConfig) -> RingArena:
         geometry.total_bytes, vllm_config, free, "free memory of the card, weights in it"
     )
     device = current_platform.device_type
-    arena = RingArena(geometry, device=device)
+    with pool(EMPTIED):
+        arena = RingArena(geometry, device=device)
     max_tokens = vllm_config.scheduler_config.max_num_batched_tokens
-    parts = RocmParts(arena, current_platform.fp8_dtype(), QueryRotation(max_tokens, device))
+    with pool(KEPT):
+        rotation = QueryRotation(max_tokens, device)
+    parts = RocmParts(arena, current_platform.fp8_dtype(), rotation)
     for attention in attentions:
         put_on_rings(attention, parts, vllm_config.compilation_config.static_forward_context)
     arena.check_all_taken()

@@ -24,6 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--drafts", default="none", help="none, ngram or mtp (default: %(default)s)"
     )
     parser.add_argument(
+        "--sleep", action="store_true", help="also sleep at levels 1 and 2, and wake up"
+    )
+    parser.add_argument(
         "--card", default="gfx950", help="architecture to stand in for (default: %(default)s)"
     )
     parser.add_argument(
@@ -42,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
         options = Options(
             model=args.model,
             card=args.card,
+            sleep=args.sleep,
             mode=args.mode,
             drafts=args.drafts,
             compare=not args.no_compare,

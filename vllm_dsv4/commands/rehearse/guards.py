@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from vllm_dsv4.commands.rehearse.pools import POOLS
+
 POISON = 0xA5
 BEFORE_BYTES = 1 << 20
 AFTER_BYTES = 64 << 20
@@ -64,9 +66,11 @@ class Guards:
 
     def guard(self, name: str, size: int) -> torch.Tensor:
         """A buffer of zeros between guards, uint8 ``[size]``."""
-        whole = torch.full((BEFORE_BYTES + size + AFTER_BYTES,), POISON, dtype=torch.uint8)
+        with POOLS.outside():  # a guard is no part of what sleep empties
+            whole = torch.full((BEFORE_BYTES + size + AFTER_BYTES,), POISON, dtype=torch.uint8)
         guarded = Guarded(name, whole, BEFORE_BYTES, size)
         guarded.buffer.zero_()
+        POOLS.adopt(guarded.buffer)
         self.buffers.append(guarded)
         return guarded.buffer
 

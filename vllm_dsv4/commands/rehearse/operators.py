@@ -238,6 +238,18 @@ SCHEMAS: dict[str, tuple[str, Callable[..., Any]]] = {
 """Operator, its schema, and its counterpart."""
 
 
+NAMED = (
+    "rms_norm_static_fp8_quant",
+    "fused_add_rms_norm_static_fp8_quant",
+    "rms_norm_dynamic_per_token_quant",
+    "fused_qk_norm_rope",
+    "silu_and_mul_quant",
+    "silu_and_mul_per_block_quant",
+)
+"""Operators of ``_C`` that vLLM's compiler passes name when they are imported, as they are for a
+draft model. Nothing calls them here; if something does, PyTorch says that none is implemented."""
+
+
 def install() -> None:
     """Register what the build lacks. After its compiled operators are loaded."""
     for name, (schema, counterpart) in SCHEMAS.items():
@@ -248,3 +260,8 @@ def install() -> None:
         library.define(operator + schema)
         library.impl(operator, counterpart, "CPU")
         _LIBRARIES.append(library)
+    for operator in NAMED:
+        if not hasattr(torch.ops._C, operator):
+            library = torch.library.Library("_C", "FRAGMENT")
+            library.define(operator + "(Tensor x) -> Tensor")
+            _LIBRARIES.append(library)

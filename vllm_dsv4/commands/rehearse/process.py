@@ -46,7 +46,7 @@ def rehearse(request: Request, path: Path) -> EngineResult:
     result.write(path)
     with ExitStack() as interpreter:
         _stand_in(request.arch, interpreter)
-        from vllm_dsv4.commands.rehearse import graph, mends, operators
+        from vllm_dsv4.commands.rehearse import graph, mends, operators, pools
         from vllm_dsv4.commands.rehearse.guards import Guards
         from vllm_dsv4.commands.rehearse.stages import Stages
 
@@ -60,6 +60,8 @@ def rehearse(request: Request, path: Path) -> EngineResult:
         mends.mend_warmups()
         if not request.options.get("enforce_eager"):
             graph.install(entered)
+        if request.options.get("enable_sleep_mode"):
+            pools.install()
         guards = Guards()
         guards.install()
         stages = Stages(result, path, guards)

@@ -40,6 +40,7 @@ class EngineResult:
         host_reads: places that read a device value while a graph was captured.
         graphs: captured, and replays.
         preempted: requests that lost their slot and came back.
+        offloaded: bytes copied to the host at each level of sleep, by pool.
         answers: in the order of the scenes.
         scored: nats that each answer of the other engine lacks against the best tokens, at worst.
         scored_own: the same of this engine's own answers.
@@ -54,6 +55,7 @@ class EngineResult:
     host_reads: list[str] = field(default_factory=list)
     graphs: tuple[int, int] = (0, 0)
     preempted: int = 0
+    offloaded: dict[str, dict[str, int]] = field(default_factory=dict)
     answers: list[Spoken] = field(default_factory=list)
     scored: list[float] = field(default_factory=list)
     scored_own: list[float] = field(default_factory=list)

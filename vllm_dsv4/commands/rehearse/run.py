@@ -48,6 +48,7 @@ class Options:
     Attributes:
         model: a checkpoint's folder; None makes a small one.
         card: architecture that is stood in for.
+        sleep: also put the engine to sleep, and compare its answers to the bit.
         compare: also serve on vLLM's paged path, which scores the answers.
         verbose: show vLLM's own log.
     """
@@ -57,6 +58,7 @@ class Options:
     mode: str = "default"
     drafts: str = "none"
     scenes: tuple[str, ...] = SCENES
+    sleep: bool = False
     compare: bool = True
     verbose: bool = False
 
@@ -116,11 +118,15 @@ class _Engine:
             chosen["speculative_config"] = DRAFTS[options.drafts]
         if not ring:
             chosen["enable_prefix_caching"] = False
+        scenes = list(options.scenes)
+        if ring and options.sleep:
+            chosen["enable_sleep_mode"] = True
+            scenes.append("slept")
         asked = {
             "model": str(model),
             "arch": options.card,
             "options": chosen,
-            "scenes": list(options.scenes),
+            "scenes": scenes,
             "score_answers_of": None if ring else str(folder / "rings.result"),
         }
         request.write_text(json.dumps(asked))

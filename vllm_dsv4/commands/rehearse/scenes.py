@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from vllm_dsv4.commands.rehearse.pools import POOLS
 from vllm_dsv4.commands.rehearse.result import EngineResult, Spoken
 
 SEED = 5
@@ -36,14 +37,12 @@ class Stage:
         from vllm import SamplingParams
 
         params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=max_tokens, logprobs=1)
-        added = []
+        names = []
         for prompt in prompts:
-            name = f"{len(self._ids)}"
-            self._ids.append(name)
-            added.append(
-                self.engine.add_request(name, {"prompt_token_ids": list(prompt)}, params) or name
-            )
-        return added
+            names.append(f"{len(self._ids)}")
+            self._ids.append(names[-1])
+            self.engine.add_request(names[-1], {"prompt_token_ids": list(prompt)}, params)
+        return names
 
     def run(self, between: dict[int, Callable[[], Any]] | None = None) -> dict[str, Any]:
         """Step until nothing is left; ``between[n]`` is called after step ``n``."""
@@ -106,7 +105,27 @@ def prefixed(stage: Stage) -> list[Spoken]:
     return [*first, *again]
 
 
-SCENES = {scene.__name__: scene for scene in (short, preempted, prefixed)}
+class Changed(RuntimeError):
+    """An answer differs where not a bit may."""
+
+
+def slept(stage: Stage) -> list[Spoken]:
+    """The same prompts before sleep and after it, at both levels; of one, a block is cached."""
+    prompts = [prompt(20, 0), prompt(BLOCK + 5, 8)]
+    first = stage.answers(prompts, 4)
+    for level in (1, 2):
+        stage.llm.sleep(level=level)
+        stage.result.offloaded[str(level)] = dict(POOLS.offloaded)
+        stage.llm.wake_up()
+        if level == 2:
+            stage.llm.collective_rpc("reload_weights")
+        again = stage.answers(prompts, 4)
+        if again != first:
+            raise Changed(f"after sleep of level {level}: {again} in place of {first}")
+    return first
+
+
+SCENES = {scene.__name__: scene for scene in (short, preempted, prefixed, slept)}
 
 
 def play(name: str, stage: Stage) -> None:
