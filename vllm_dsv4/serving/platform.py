@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from vllm_dsv4.architectures import ARCHITECTURE, DRAFT_ARCHITECTURE
+from vllm_dsv4.architectures import ARCHITECTURE, DRAFT_ARCHITECTURE, VISION_ARCHITECTURE
 from vllm_dsv4.log import get_logger
 from vllm_dsv4.ring.plan import RETENTION_KEY
 from vllm_dsv4.ring.refusal import Refusal
@@ -26,9 +26,12 @@ V41_PREFIX = "DeepseekV41"
 
 
 def serves_on_rings(vllm_config: VllmConfig) -> bool:
-    """Whether this configuration is a DSV4 model, or its draft, that the rings will serve."""
+    """Whether this configuration is a DSV4 model, or its draft, that would be put on rings.
+
+    ``check_all`` says whether it can be: a model around one of ours is among them to be refused.
+    """
     # The settings last: a value that cannot be parsed is no concern of other models.
-    ours = {ARCHITECTURE, DRAFT_ARCHITECTURE}
+    ours = {ARCHITECTURE, DRAFT_ARCHITECTURE, VISION_ARCHITECTURE}
     return not ours.isdisjoint(_architectures(vllm_config)) and read_settings().ring
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vllm_dsv4.architectures import VISION_ARCHITECTURE
 from vllm_dsv4.checkpoint.entries import ENTRY_CHECKS
 from vllm_dsv4.ring import geometry
 from vllm_dsv4.ring.plan import ring_geometry, snapshot_interval
@@ -38,6 +39,21 @@ def check_context_parallel(config: VllmConfig) -> None:
             raise Refusal(
                 flag, size, "a ring cannot be split over ranks", f"Set it to 1, {PAGED_PATH}"
             )
+
+
+def check_vision(config: VllmConfig) -> None:
+    """Tokens of an image see each other in both directions; a ring holds what came before."""
+    hf_config = config.model_config.hf_config
+    architectures = getattr(hf_config, "architectures", None) or ()
+    layers = getattr(hf_config, "vision_n_layers", 0)
+    if VISION_ARCHITECTURE in architectures or layers:
+        raise Refusal(
+            "architecture",
+            VISION_ARCHITECTURE,
+            "an image's tokens attend to later ones of the same image, and prefill over rings "
+            "knows earlier tokens only",
+            "Serve it without rings with VLLM_DSV4_RING=0",
+        )
 
 
 def check_kv_connector(config: VllmConfig) -> None:
@@ -197,6 +213,7 @@ def check_geometry(config: VllmConfig) -> None:
 
 
 CHECKS = (
+    check_vision,
     check_context_parallel,
     check_kv_connector,
     check_kv_offloading,

@@ -77,6 +77,10 @@ def test_a_sound_configuration_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("change", "flag", "value", "remedy"),
     [
+        ({"model_config__hf_config__architectures": ["DeepseekV4ForConditionalGeneration"]},
+         "architecture", "DeepseekV4ForConditionalGeneration", "VLLM_DSV4_RING=0"),
+        ({"model_config__hf_config__vision_n_layers": 24},
+         "architecture", "DeepseekV4ForConditionalGeneration", "VLLM_DSV4_RING=0"),
         ({"parallel_config__decode_context_parallel_size": 2},
          "--decode-context-parallel-size", "2", "Set it to 1"),
         ({"parallel_config__prefill_context_parallel_size": 4},
