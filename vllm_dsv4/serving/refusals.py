@@ -56,6 +56,49 @@ def check_vision(config: VllmConfig) -> None:
         )
 
 
+def check_microbatches(config: VllmConfig) -> None:
+    """Rings have one set of index tensors a step, and halves of a step run side by side."""
+    parallel = config.parallel_config
+    for flag, value, is_on in (
+        ("--enable-dbo", parallel.enable_dbo, parallel.enable_dbo),
+        ("--ubatch-size", parallel.ubatch_size, parallel.ubatch_size > 1),
+    ):
+        if is_on:
+            raise Refusal(
+                flag,
+                value,
+                "a step's rings are described once, and its halves would run side by side over one "
+                "description",
+                f"Remove the flag, {PAGED_PATH}",
+            )
+
+
+def check_adaptive_verification(config: VllmConfig) -> None:
+    """Rings keep rows for as many drafts as every verify step of a uniform batch has."""
+    speculative = config.speculative_config
+    if getattr(speculative, "enable_adaptive_verification", False):
+        raise Refusal(
+            "--speculative-config enable_adaptive_verification",
+            True,
+            "a captured step over rings verifies the same number of drafts for every request",
+            f"Remove the entry, {PAGED_PATH}",
+        )
+
+
+def check_monokernel(config: VllmConfig) -> None:
+    """vLLM 0.33's fused decode layers of ROCm read and write its own paged window."""
+    # 0.32 has no such entry; whichever part of the configuration holds it is named after the flag.
+    for part in vars(config).values():
+        value = getattr(part, "monokernel", None)
+        if value:
+            raise Refusal(
+                "--monokernel",
+                value,
+                "vLLM's fused decode layers keep the window in pages, not in rings",
+                f"Remove the flag, {PAGED_PATH}",
+            )
+
+
 def check_kv_connector(config: VllmConfig) -> None:
     """A connector moves paged blocks; without the rings the other side would answer wrongly."""
     transfer = config.kv_transfer_config
@@ -215,6 +258,7 @@ def check_geometry(config: VllmConfig) -> None:
 CHECKS = (
     check_vision,
     check_context_parallel,
+    check_microbatches,
     check_kv_connector,
     check_kv_offloading,
     check_hybrid_manager,
@@ -222,6 +266,8 @@ CHECKS = (
     check_kv_cache_dtype,
     check_indexer_dtype,
     check_speculation,
+    check_adaptive_verification,
+    check_monokernel,
     check_kv_memory,
     check_prompt_embeds,
     *ENTRY_CHECKS,

@@ -39,7 +39,10 @@ def config(**changes: Any) -> Any:
             hf_config=hf, max_model_len=4096, dtype="torch.bfloat16", attention_chunk_size=None
         ),
         "parallel_config": SimpleNamespace(
-            decode_context_parallel_size=1, prefill_context_parallel_size=1
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+            enable_dbo=False,
+            ubatch_size=0,
         ),
         "scheduler_config": SimpleNamespace(
             max_num_seqs=16, max_num_batched_tokens=2048, disable_hybrid_kv_cache_manager=False
@@ -83,6 +86,14 @@ def test_a_sound_configuration_is_accepted() -> None:
          "architecture", "DeepseekV4ForConditionalGeneration", "VLLM_DSV4_RING=0"),
         ({"parallel_config__decode_context_parallel_size": 2},
          "--decode-context-parallel-size", "2", "Set it to 1"),
+        ({"parallel_config__enable_dbo": True}, "--enable-dbo", "True", "Remove the flag"),
+        ({"parallel_config__ubatch_size": 2}, "--ubatch-size", "2", "Remove the flag"),
+        ({"speculative_config": SimpleNamespace(method="mtp", enable_adaptive_verification=True,
+          use_dspark=lambda: False, draft_model_config=SimpleNamespace(
+              hf_config=SimpleNamespace(num_nextn_predict_layers=1)))},
+         "--speculative-config enable_adaptive_verification", "True", "Remove the entry"),
+        ({"kernel_config": SimpleNamespace(monokernel=True)},
+         "--monokernel", "True", "Remove the flag"),
         ({"parallel_config__prefill_context_parallel_size": 4},
          "--prefill-context-parallel-size", "4", "Set it to 1"),
         ({"kv_transfer_config": SimpleNamespace(kv_connector="NixlConnector")},
