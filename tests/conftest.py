@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.everywhere import in_words, reach_every_process
+
+reach_every_process()
+
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".cache" / "tests"
 MARKERS = {
@@ -20,6 +24,10 @@ MARKERS = {
     "soak": pytest.mark.soak,
 }
 """The marker of every test in a folder."""
+
+
+def pytest_report_header() -> str:
+    return f"operators: {in_words()}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
