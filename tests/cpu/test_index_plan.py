@@ -97,9 +97,9 @@ class Rings:
         ):
             if self.ratio and (position + 1) % self.ratio:
                 continue  # closes no group: nobody looks at what it lists
-            found = [int(cache[i]) for i in listed.tolist() if i >= 0]
-            oldest = max(0, position - self.window + 1)
-            assert found == [name * 10_000 + p for p in range(oldest, position + 1)]
+            found = cache[listed[listed >= 0]].tolist()
+            first, last = max(0, position - self.window + 1), position
+            assert found == list(range(name * 10_000 + first, name * 10_000 + last + 1))
 
 
 def serve(rings: Rings, rng: random.Random, steps: int) -> int:

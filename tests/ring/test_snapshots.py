@@ -162,6 +162,40 @@ def test_drafts_across_a_boundary_publish_nothing_until_they_are_accepted() -> N
     blocks.rings.check_integrity()
 
 
+def test_a_row_of_a_rejected_draft_is_not_published_though_its_block_is_full_of_known_tokens() -> (
+    None
+):
+    """The corrected token completes the block's hash one step before its row is computed."""
+    blocks = Blocks(snapshots=8)
+    request = make_request("a", 254, max_tokens=1000)
+    blocks.admit(request)
+    request.append_output_token_ids(1)
+    blocks.manager.new_step_starts()
+    blocks.advance(request, 4, drafts=3)  # all rejected: the row at 255 is not the token's
+    request.append_output_token_ids(1)
+    blocks.manager.new_step_starts()
+    assert len(request.block_hashes) == 1 and request.num_computed_tokens == 255
+    finish(blocks, request)
+    other = make_request("b", [*request.all_token_ids, 5])
+    blocks.admit(other)
+    assert target_of(blocks, other, 1) != 0, "its snapshot was taken for one with the same tokens"
+
+
+def test_a_resumed_request_leaves_a_snapshot_where_its_tokens_end() -> None:
+    """Its pages and the snapshot of its first run are gone, so nobody sees a shared prefix."""
+    blocks = Blocks(snapshots=8)
+    request = make_request("a", 100, max_tokens=1000)
+    blocks.admit(request)
+    decode(blocks, request, 500)
+    blocks.manager.free(request)  # preempted
+    request.num_computed_tokens = 0
+    assert blocks.manager.reset_prefix_cache()
+    blocks.admit(request)
+    finish(blocks, request)
+    blocks.manager.new_step_starts()
+    assert hit_of(blocks, make_request("next turn", [*request.all_token_ids, 5])) == 512
+
+
 def test_a_resumed_request_hits_its_own_prefix() -> None:
     blocks = Blocks(snapshots=8)
     request = make_request("a", 600, max_tokens=1000)

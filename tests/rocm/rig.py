@@ -26,6 +26,7 @@ from vllm.model_executor.model_loader.utils import process_weights_after_loading
 from vllm.models.deepseek_v4.amd.rocm import DeepseekV4ROCMAiterMLAAttention
 from vllm.models.deepseek_v4.cpu.cpu_sparse import DeepseekV4CPUAttention
 from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm_dsv4.kernels.compress_reference import rotate_pairs
 
 from vllm_dsv4.cpu import attention as cpu
 from vllm_dsv4.cpu.staging import Staging
@@ -320,10 +321,10 @@ def rotate_on_the_cpu(
     padded_heads: int,
     eps: float,
 ) -> torch.Tensor:
-    """vLLM's CPU operator in place of its C++ operator for cards, every key bound for nowhere."""
-    nowhere = torch.full_like(positions, -1)
-    cache = torch.zeros(1, 640, dtype=torch.uint8)
-    rotated: torch.Tensor = torch.ops._C.fused_qnorm_rope_kv_insert_cpu(
-        queries, keys, positions, cache, nowhere, cos_sin, padded_heads, eps, 1
-    )
-    return rotated
+    """vLLM's C++ operator for cards, in PyTorch; like ours, it stores no key."""
+    heads = queries.shape[1]
+    values = queries.float()
+    values = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
+    table = cos_sin[positions].float().repeat_interleave(heads, dim=0)
+    rotated = rotate_pairs(values.flatten(0, 1), table).view_as(values).to(queries.dtype)
+    return torch.nn.functional.pad(rotated, (0, 0, 0, padded_heads - heads))

@@ -278,12 +278,10 @@ class SnapshotBook:
         )
 
     def _keep_latest(self, life: _Life, order: _Order) -> None:
-        older = life.latest
-        if older is not None and older.boundary > order.boundary:
-            older, order = order, older
+        """Orders are given, and become final, in the order of their boundaries."""
+        if life.latest is not None:
+            self.pool.free_blocks([life.latest.block])
         life.latest = order
-        if older is not None:
-            self.pool.free_blocks([older.block])
 
     def _publish(self, life: _Life, order: _Order) -> None:
         boundary, key = order.boundary, self.boundaries.key(order.boundary)
