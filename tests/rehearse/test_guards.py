@@ -20,6 +20,11 @@ def beyond(buffer: torch.Tensor, offset: int) -> torch.Tensor:
     return torch.as_strided(buffer, (1,), (1,), buffer.storage_offset() + offset)
 
 
+def told(result: EngineResult) -> Report:
+    """The report of an engine on rings, alone."""
+    return Report({"rings": result}, 1.0, compared=False)
+
+
 @pytest.fixture
 def guards() -> Guards:
     return Guards()
@@ -31,7 +36,7 @@ def test_a_buffer_that_is_written_to_its_ends_leaves_its_guards_alone(guards: Gu
 
 
 @pytest.mark.parametrize(
-    ("offset", "told"),
+    ("offset", "line"),
     [
         (SIZE, "1 bytes after a ring, the nearest 1 from it"),
         (SIZE + 700_000, "1 bytes after a ring, the nearest 700001 from it"),
@@ -39,10 +44,10 @@ def test_a_buffer_that_is_written_to_its_ends_leaves_its_guards_alone(guards: Gu
     ],
 )
 def test_a_byte_past_either_end_is_told_with_its_distance(
-    guards: Guards, offset: int, told: str
+    guards: Guards, offset: int, line: str
 ) -> None:
     beyond(guards.guard("a ring", SIZE), offset).fill_(7)
-    assert guards.broken() == [told]
+    assert guards.broken() == [line]
 
 
 def test_a_stage_that_writes_past_a_ring_is_not_called_done(guards: Guards, tmp_path: Path) -> None:
@@ -55,7 +60,7 @@ def test_a_stage_that_writes_past_a_ring_is_not_called_done(guards: Guards, tmp_
     with pytest.raises(GuardsBroken, match=after), stages.stage("warmup"):
         beyond(ring, SIZE).fill_(1)
     assert EngineResult.read(tmp_path / "result").stages == ["load"]
-    report = Report(result, None, 1.0)
+    report = told(result)
     assert not report.ok
     assert not report.guards_intact
     assert report.as_json()["guards_intact"] is False
@@ -80,23 +85,31 @@ def test_snapshot_slots_are_written_once_requests_come(guards: Guards, tmp_path:
 
 
 def test_every_stage_must_be_reached_for_an_ok() -> None:
-    assert Report(EngineResult(stages=list(STAGES)), None, 1.0).ok
+    assert told(EngineResult(stages=list(STAGES))).ok
     for left_out in STAGES:
         stages = [stage for stage in STAGES if stage != left_out]
-        told = Report(EngineResult(stages=stages), None, 1.0)
-        assert told.problems == [f"stages not reached: {left_out}"]
+        report = told(EngineResult(stages=stages))
+        assert report.problems == [f"stages not reached: {left_out}"]
 
 
 def test_an_eager_engine_owes_no_capture() -> None:
     stages = [stage for stage in STAGES if stage != "capture"]
-    assert Report(EngineResult(stages=stages, facts={"captures": False}), None, 1.0).ok
+    assert told(EngineResult(stages=stages, facts={"captures": False})).ok
+
+
+def scored(rings: list[float], paged: list[float]) -> Report:
+    """What the paged path made of the answers on rings and of its own."""
+    judge = EngineResult(scored={"rings": rings, "paged": paged})
+    return Report({"rings": EngineResult(stages=list(STAGES)), "paged": judge}, 1.0)
 
 
 def test_an_answer_further_from_the_paged_path_than_it_is_from_itself_fails() -> None:
-    rings = EngineResult(stages=list(STAGES))
-    near = EngineResult(scored=[0.11, 0.0], scored_own=[0.04])
-    far = EngineResult(scored=[0.13, 0.0], scored_own=[0.04])
-    assert Report(rings, near, 1.0).ok
-    assert Report(rings, far, 1.0).problems == [
-        "an answer lacks 0.130 nats, 0.120 would be rounding"
+    assert scored([0.11, 0.0], [0.04]).ok
+    assert scored([0.13, 0.0], [0.04]).problems == [
+        "an answer lacks 0.130 nats, as paged scores it; up to 0.120 would be rounding"
     ]
+    assert scored([0.13], [0.04]).worst_regret == 0.13
+
+
+def test_answers_that_nobody_scored_are_no_success() -> None:
+    assert scored([], []).problems == ["the paged path scored no answer"]

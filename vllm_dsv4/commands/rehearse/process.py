@@ -10,16 +10,16 @@ import json
 import os
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_dsv4.commands.rehearse.result import EngineResult
 
-ENVIRONMENT = {
-    "TRITON_INTERPRET": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-}
+if TYPE_CHECKING:
+    from vllm_dsv4.commands.rehearse.stages import Stages
+
+ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -27,53 +27,66 @@ class Request:
     """What an engine is asked to do.
 
     Attributes:
-        arch: of the card that is stood in for.
+        arch: of the card that is stood in for; None serves on the plugin's CPU path.
         options: arguments of ``LLM``; what is not named is as ``vllm serve`` has it.
         scenes: names of ``scenes.SCENES`` to play, in order.
-        score_answers_of: result of another engine, whose answers and own are to be scored.
+        score: results of engines whose answers are to be scored, its own included. Another's may
+            still be under way.
     """
 
     model: str
-    arch: str
+    arch: str | None
     options: dict[str, Any]
     scenes: list[str]
-    score_answers_of: str | None = None
+    score: list[str] = field(default_factory=list)
 
 
-def rehearse(request: Request, path: Path) -> EngineResult:
+def rehearse(request: Request, path: Path) -> None:
     """Start, play, take down. Raises whatever goes wrong, after ``path`` tells how far it came."""
     result = EngineResult()
     result.write(path)
-    with ExitStack() as interpreter:
-        _stand_in(request.arch, interpreter)
-        from vllm_dsv4.commands.rehearse import graph, mends, operators, pools
+    if request.arch is None:
         from vllm_dsv4.commands.rehearse.guards import Guards
         from vllm_dsv4.commands.rehearse.stages import Stages
 
-        entered = graph.remember_operators()
-        mends.mend_platform()
-        mends.mend_inspection()
-        operators.install()
-        mends.mend_slow_kernels()
-        mends.mend_launchers()
-        mends.mend_worker()
-        mends.mend_warmups()
-        if not request.options.get("enforce_eager"):
-            graph.install(entered)
-        if request.options.get("enable_sleep_mode"):
-            pools.install()
-        guards = Guards()
-        guards.install()
-        stages = Stages(result, path, guards)
-        stages.watch()
+        _serve(request, Stages(result, path, Guards()))
+        return
+    with ExitStack() as interpreter:
+        _stand_in(request.arch, interpreter)
+        stages = _mend_vllm(request, result, path)
         try:
             _serve(request, stages)
         finally:
-            tapes = graph.TAPES
-            result.host_reads = tapes.host_reads
-            result.graphs = (tapes.captured, tapes.replayed)
+            from vllm_dsv4.commands.rehearse.graph import TAPES
+
+            result.host_reads = TAPES.host_reads
+            result.graphs = (TAPES.captured, TAPES.replayed)
             result.write(path)
-    return result
+
+
+def _mend_vllm(request: Request, result: EngineResult, path: Path) -> Stages:
+    """Everything that must be in place before an engine starts."""
+    from vllm_dsv4.commands.rehearse import graph, mends, operators, pools
+    from vllm_dsv4.commands.rehearse.guards import Guards
+    from vllm_dsv4.commands.rehearse.stages import Stages
+
+    entered = graph.remember_operators()
+    mends.mend_platform()
+    mends.mend_inspection()
+    operators.install()
+    mends.mend_slow_kernels()
+    mends.mend_launchers()
+    mends.mend_worker()
+    mends.mend_warmups()
+    if not request.options.get("enforce_eager"):
+        graph.install(entered)
+    if request.options.get("enable_sleep_mode"):
+        pools.install()
+    guards = Guards()
+    guards.install()
+    stages = Stages(result, path, guards)
+    stages.watch()
+    return stages
 
 
 def _stand_in(arch: str, interpreter: ExitStack) -> None:
@@ -94,21 +107,20 @@ def _stand_in(arch: str, interpreter: ExitStack) -> None:
         interpreter.enter_context(mend())
 
 
-def _serve(request: Request, stages: Any) -> None:
+def _serve(request: Request, stages: Stages) -> None:
     from vllm import LLM
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-    from vllm_dsv4.commands.rehearse.scenes import Stage, play, score_both
+    from vllm_dsv4.commands.rehearse.scenes import Stage, play, score_all
 
     result = stages.result
     llm = LLM(model=request.model, **request.options)
     result.facts = _facts(llm)
     stage = Stage(llm, result)
     with stages.stage("generate"):
-        for name in request.scenes:
-            play(name, stage)
-        if request.score_answers_of:
-            score_both(Path(request.score_answers_of), stage)
+        play(request.scenes, stage)
+        stage.result.write(stages.path)
+        score_all(map(Path, request.score), stage)
     with stages.stage("shutdown"):
         llm.llm_engine.engine_core.shutdown()
         del llm, stage
@@ -138,8 +150,9 @@ def _facts(llm: Any) -> dict[str, Any]:
 
 def main(request: Path, result: Path) -> int:
     os.environ.update(ENVIRONMENT)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     asked = Request(**json.loads(request.read_text()))
+    if asked.arch is not None:
+        os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
     try:
         rehearse(asked, result)
     except Exception as error:

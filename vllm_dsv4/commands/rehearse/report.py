@@ -7,39 +7,63 @@ from typing import Any
 
 from vllm_dsv4.commands.rehearse.result import STAGES, EngineResult
 
+RINGS, PAGED, CPU = "rings", "paged", "cpu"
+"""The engines: on rings, on vLLM's paged path on the same stand-in, and on the CPU path."""
 LEAST_ALLOWED = 0.05
 """Nats. Below it, a tie that rounding may break."""
 TIMES_YARDSTICK = 3.0
-"""How much further than the paged path from itself an answer may be."""
+"""How much further than the paged path's own an answer may be from the best."""
+NO_CPU = "not compared: vLLM's library for this processor lacks DeepSeek-V4's operators"
+
+
+@dataclass(frozen=True)
+class Regret:
+    """Nats that tokens lack against the best ones, as one engine scores them, at worst.
+
+    Attributes:
+        rings: of the answers on rings.
+        yardstick: of the paged path's own, which no ring has touched.
+    """
+
+    rings: float
+    yardstick: float
+
+    @property
+    def allowed(self) -> float:
+        return max(LEAST_ALLOWED, TIMES_YARDSTICK * self.yardstick)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What both engines told.
+    """What the engines told.
 
     Attributes:
-        rings: the engine on rings.
-        paged: vLLM's paged path on the same stand-in; None where it was not asked.
+        told: results by engine; those after one that failed are missing.
         seconds: of everything.
+        compared: the paged path was to score the answers.
     """
 
-    rings: EngineResult
-    paged: EngineResult | None
+    told: dict[str, EngineResult]
     seconds: float
+    compared: bool = True
+
+    @property
+    def rings(self) -> EngineResult:
+        return self.told[RINGS]
+
+    @property
+    def regrets(self) -> dict[str, Regret]:
+        """By the engine that scored, each that did."""
+        return {
+            judge: Regret(max(told.scored[RINGS]), max(told.scored[PAGED]))
+            for judge, told in self.told.items()
+            if told.scored.get(RINGS) and told.scored.get(PAGED)
+        }
 
     @property
     def worst_regret(self) -> float | None:
-        """Nats that the rings' tokens lack against the best, as the paged path sees them."""
-        return max(self.paged.scored, default=None) if self.paged else None
-
-    @property
-    def yardstick(self) -> float | None:
-        """The same of the paged path's own answers: its decode against its prefill."""
-        return max(self.paged.scored_own, default=None) if self.paged else None
-
-    @property
-    def allowed_regret(self) -> float:
-        return max(LEAST_ALLOWED, TIMES_YARDSTICK * (self.yardstick or 0.0))
+        """Of the answers on rings, whoever scored; None if nobody did."""
+        return max((regret.rings for regret in self.regrets.values()), default=None)
 
     @property
     def guards_intact(self) -> bool:
@@ -63,13 +87,17 @@ class Report:
         if not self.guards_intact and not self.rings.error:
             found.append("; ".join(self.rings.broken_guards + self.rings.early_snapshots))
         found += [f"the host read a value in a capture: {text}" for text in self.rings.host_reads]
-        if self.paged and self.paged.error:
-            found.append(f"on the paged path: {self.paged.error}")
-        regret = self.worst_regret
-        if regret is not None and regret > self.allowed_regret:
-            found.append(
-                f"an answer lacks {regret:.3f} nats, {self.allowed_regret:.3f} would be rounding"
-            )
+        for name, told in self.told.items():
+            if name != RINGS and told.error:
+                found.append(f"engine {name}: {told.error}")
+        for judge, regret in self.regrets.items():
+            if regret.rings > regret.allowed:
+                found.append(
+                    f"an answer lacks {regret.rings:.3f} nats, as {judge} scores it; up to "
+                    f"{regret.allowed:.3f} would be rounding"
+                )
+        if self.compared and not found and PAGED not in self.regrets:
+            found.append("the paged path scored no answer")
         return found
 
     @property
@@ -85,7 +113,10 @@ class Report:
             "worst_regret": self.worst_regret,
             "seconds": round(self.seconds, 1),
             "problems": self.problems,
-            "yardstick": self.yardstick,
+            "regrets": {
+                judge: {"rings": regret.rings, "yardstick": regret.yardstick}
+                for judge, regret in self.regrets.items()
+            },
             "stage_seconds": rings.seconds,
             "graphs": {"captured": rings.graphs[0], "replayed": rings.graphs[1]},
             "answers": len(rings.answers),
@@ -105,11 +136,13 @@ class Report:
             f"cache, {told['preempted']} preemptions, {told['graphs']['replayed']} replays of "
             f"{told['graphs']['captured']} graphs"
         )
-        if self.worst_regret is not None:
+        for judge, regret in self.regrets.items():
             lines.append(
-                f"regret:    {self.worst_regret:.4f} nats at worst against VLLM_DSV4_RING=0 on the "
-                f"same stand-in, whose own answers come to {self.yardstick or 0.0:.4f}"
+                f"regret:    {regret.rings:.4f} nats at worst, scored by {judge}; "
+                f"vLLM's paged path itself {regret.yardstick:.4f}"
             )
+        if self.compared and CPU not in self.told and PAGED in self.told:
+            lines.append(f"cpu path:  {NO_CPU}")
         lines += [f"PROBLEM:   {problem}" for problem in self.problems]
         lines.append(f"{'ok' if self.ok else 'NOT OK'} in {self.seconds:.0f} s")
         return "\n".join(lines)

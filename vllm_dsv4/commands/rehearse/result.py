@@ -42,8 +42,9 @@ class EngineResult:
         preempted: requests that lost their slot and came back.
         offloaded: bytes copied to the host at each level of sleep, by pool.
         answers: in the order of the scenes.
-        scored: nats that each answer of the other engine lacks against the best tokens, at worst.
-        scored_own: the same of this engine's own answers.
+        answered: all of them are there.
+        scored: for each engine asked about, of each of its answers, the nats that its worst token
+            lacks against the best one here.
         facts: what was decided at start-up, by name.
     """
 
@@ -57,8 +58,8 @@ class EngineResult:
     preempted: int = 0
     offloaded: dict[str, dict[str, int]] = field(default_factory=dict)
     answers: list[Spoken] = field(default_factory=list)
-    scored: list[float] = field(default_factory=list)
-    scored_own: list[float] = field(default_factory=list)
+    answered: bool = False
+    scored: dict[str, list[float]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 
 from vllm_dsv4.checkpoint.config import Shape
 from vllm_dsv4.checkpoint.errors import BadOption
-from vllm_dsv4.commands.rehearse.report import Report
+from vllm_dsv4.commands.rehearse.library import has_dsv4_operators
+from vllm_dsv4.commands.rehearse.report import CPU, PAGED, RINGS, Report
 from vllm_dsv4.commands.rehearse.result import EngineResult
 
 MODES: dict[str, dict[str, str]] = {
@@ -32,10 +33,17 @@ SIZES: dict[str, Any] = {
     "max_model_len": 512,
     "max_num_seqs": 4,
     "max_num_batched_tokens": 128,
-    "kv_cache_dtype": "fp8",
 }
 """Small, for the interpreter's sake; everything else is as ``vllm serve`` has it."""
 SCENES = ("short", "preempted", "prefixed")
+JUDGE: dict[str, Any] = {
+    "enforce_eager": True,
+    "enable_prefix_caching": False,
+    "skip_tokenizer_init": True,
+    "kernel_config": {"enable_jit_warmup": False},
+}
+"""Of the paged engine: nothing that its scores do not need."""
+CPU_PAGES_BYTES = 64 << 20
 LIMIT_SECONDS = 1800
 SMALLEST = {"ratios": (0, 4, 128), "vocab": 4096}
 """A layer of each kind; under the interpreter the vocabulary costs most of a small model's time."""
@@ -78,21 +86,31 @@ class Options:
 
 
 def rehearse(options: Options) -> Report:
-    """Play the scenes on rings, and on vLLM's paged path beside them."""
+    """Play the scenes on rings, and beside them on vLLM's paged path, which scores the answers.
+
+    Where this processor can, the CPU path scores both.
+    """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="vllm-dsv4-rehearse-") as name:
         folder = Path(name)
         model = options.model or _small_model(folder / "model", options.drafts)
-        rings = _Engine(folder, "rings", model, options, ring=True)
-        paged = _Engine(folder, "paged", model, options, ring=False) if options.compare else None
+        engines = {name: _Engine(folder, name, model, options) for name in _engines(options)}
+        told: dict[str, EngineResult] = {}
         try:
-            told = rings.wait()
-            scored = paged.wait() if paged and told.error is None else None
+            for name, engine in engines.items():
+                told[name] = engine.wait()
+                if told[name].error is not None:
+                    break  # those that follow wait for its answers
         finally:
-            for engine in (rings, paged):
-                if engine:
-                    engine.stop()
-    return Report(told, scored, time.monotonic() - started)
+            for engine in engines.values():
+                engine.stop()
+    return Report(told, time.monotonic() - started, compared=options.compare)
+
+
+def _engines(options: Options) -> list[str]:
+    if not options.compare:
+        return [RINGS]
+    return [RINGS, PAGED, CPU] if has_dsv4_operators() else [RINGS, PAGED]
 
 
 def _small_model(folder: Path, drafts: str) -> Path:
@@ -102,49 +120,56 @@ def _small_model(folder: Path, drafts: str) -> Path:
     return folder
 
 
+def _options(name: str, options: Options) -> dict[str, Any]:
+    """Arguments of ``LLM`` for one of the engines."""
+    if name == CPU:
+        return {**SIZES, "enforce_eager": True, "kv_cache_memory_bytes": CPU_PAGES_BYTES}
+    chosen = {**SIZES, "kv_cache_dtype": "fp8"}
+    if name == PAGED:
+        return {**chosen, **JUDGE}
+    if options.mode == "eager":
+        chosen["enforce_eager"] = True
+    if DRAFTS[options.drafts]:
+        chosen["speculative_config"] = DRAFTS[options.drafts]
+    if options.sleep:
+        chosen["enable_sleep_mode"] = True
+    return chosen
+
+
+def _request(name: str, folder: Path, model: Path, options: Options) -> dict[str, Any]:
+    """See ``process.Request``."""
+    scenes = [*options.scenes, *(["slept"] if options.sleep else [])]
+    return {
+        "model": str(model),
+        "arch": None if name == CPU else options.card,
+        "options": _options(name, options),
+        "scenes": {RINGS: scenes, PAGED: list(options.scenes), CPU: []}[name],
+        "score": [] if name == RINGS else [str(folder / other) for other in (RINGS, PAGED)],
+    }
+
+
 class _Engine:
     """A running process of ``rehearse.process``, and what it leaves."""
 
-    def __init__(
-        self, folder: Path, name: str, model: Path, options: Options, *, ring: bool
-    ) -> None:
-        self.result = folder / f"{name}.result"
+    def __init__(self, folder: Path, name: str, model: Path, options: Options) -> None:
+        self.result = folder / name
         self.log = folder / f"{name}.log"
         request = folder / f"{name}.request"
-        chosen = dict(SIZES)
-        if not ring or options.mode == "eager":
-            chosen["enforce_eager"] = True
-        if ring and DRAFTS[options.drafts]:
-            chosen["speculative_config"] = DRAFTS[options.drafts]
-        if not ring:
-            chosen["enable_prefix_caching"] = False
-        scenes = list(options.scenes)
-        if ring and options.sleep:
-            chosen["enable_sleep_mode"] = True
-            scenes.append("slept")
-        asked = {
-            "model": str(model),
-            "arch": options.card,
-            "options": chosen,
-            "scenes": scenes,
-            "score_answers_of": None if ring else str(folder / "rings.result"),
-        }
-        request.write_text(json.dumps(asked))
-        environment = {
-            **{k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "TRITON_"))},
-            **{k: v for k, v in os.environ.items() if k.startswith("VLLM_DSV4_")},
-            **(MODES[options.mode] if ring else {}),
-            "VLLM_DSV4_RING": "1" if ring else "0",
-        }
+        request.write_text(json.dumps(_request(name, folder, model, options)))
+        EngineResult().write(self.result)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "TRITON_"))}
+        ours = {k: v for k, v in os.environ.items() if k.startswith("VLLM_DSV4_")}
+        mode = MODES[options.mode] if name == RINGS else {}
+        environment = {**kept, **ours, **mode, "VLLM_DSV4_RING": str(int(name != PAGED))}
         command = [sys.executable, "-m", "vllm_dsv4.commands.rehearse.process"]
         with self.log.open("wb") as log:
-            out = None if options.verbose else log
+            told = sys.stderr if options.verbose else log
             self.process = subprocess.Popen(
                 [*command, str(request), str(self.result)],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=sys.stderr if options.verbose else out,
-                stderr=out,
+                stdout=told,
+                stderr=told,
             )
 
     def wait(self) -> EngineResult:
@@ -155,7 +180,7 @@ class _Engine:
         except subprocess.TimeoutExpired:
             self.stop()
             status, end = 1, f"the process did not end within {LIMIT_SECONDS} s"
-        told = EngineResult.read(self.result) if self.result.exists() else EngineResult()
+        told = EngineResult.read(self.result)
         if status and told.error is None:
             tail = self.log.read_text(errors="replace").split("\n")[-4:]
             told.error = f"{end}: {' '.join(tail).strip()[-300:]}"

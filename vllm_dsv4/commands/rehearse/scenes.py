@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,17 +129,19 @@ def slept(stage: Stage) -> list[Spoken]:
 SCENES = {scene.__name__: scene for scene in (short, preempted, prefixed, slept)}
 
 
-def play(name: str, stage: Stage) -> None:
-    """Add a scene's answers to the result."""
-    stage.result.answers += SCENES[name](stage)
+def play(names: Iterable[str], stage: Stage) -> None:
+    """Put the scenes' answers into the result."""
+    for name in names:
+        stage.result.answers += SCENES[name](stage)
+    stage.result.answered = True
 
 
-def score_both(path: Path, stage: Stage) -> None:
-    """Score the answers of an engine that may still be at it, and those of this one."""
-    while "generate" not in (other := EngineResult.read(path)).stages:
-        time.sleep(POLL_SECONDS)  # whoever started both ends this one if the other fails
-    stage.result.scored = score(other.answers, stage)
-    stage.result.scored_own = score(stage.result.answers, stage)
+def score_all(paths: Iterable[Path], stage: Stage) -> None:
+    """Score the answers of engines, each of which may still be at it, under its file's name."""
+    for path in paths:
+        while not (other := EngineResult.read(path)).answered:
+            time.sleep(POLL_SECONDS)  # whoever started both ends this one if the other fails
+        stage.result.scored[path.stem] = score(other.answers, stage)
 
 
 def score(answers: Sequence[Spoken], stage: Stage) -> list[float]:
@@ -150,10 +153,18 @@ def score(answers: Sequence[Spoken], stage: Stage) -> list[float]:
     outputs = stage.llm.generate(
         [{"prompt_token_ids": text} for text in texts], params, use_tqdm=False
     )
-    regrets = []
-    for answer, text, output in zip(answers, texts, outputs, strict=True):
-        entries = list(zip(text, output.prompt_logprobs, strict=True))[len(answer.prompt) :]
-        regrets.append(
-            max(max(o.logprob for o in entry.values()) - entry[t].logprob for t, entry in entries)
-        )
-    return regrets
+    return [
+        _regret(output.prompt_logprobs[len(answer.prompt) :], answer)
+        for answer, output in zip(answers, outputs, strict=True)
+    ]
+
+
+def _regret(entries: Sequence[Any], answer: Spoken) -> float:
+    """Of an answer's worst token; infinite where a log-probability on either side is NaN."""
+    lacking = [
+        max(other.logprob for other in entry.values()) - entry[token].logprob
+        for entry, token in zip(entries, answer.tokens, strict=True)
+    ]
+    if any(math.isnan(value) for value in (*lacking, *answer.logprobs)):
+        return math.inf
+    return max(lacking)
