@@ -13,8 +13,8 @@ from vllm_dsv4.cpu.staging import Staging, staging_bytes
 from vllm_dsv4.ring.arena import RingArena
 from vllm_dsv4.ring.plan import ring_geometry
 from vllm_dsv4.serving.live import require_our_platform
+from vllm_dsv4.serving.memory import check_rings_fit
 from vllm_dsv4.serving.model import LoadsWholeCheckpoint, local_ratios
-from vllm_dsv4.serving.refusals import check_rings_fit
 
 
 def check_memory(vllm_config: VllmConfig) -> None:
@@ -27,7 +27,7 @@ def check_memory(vllm_config: VllmConfig) -> None:
     scheduler = vllm_config.scheduler_config
     staging = staging_bytes(geometry, scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
     available = psutil.virtual_memory().available
-    check_rings_fit(geometry.total_bytes + staging, vllm_config, available, "free memory")
+    check_rings_fit(geometry, vllm_config, available, "free memory", beside=staging)
 
 
 def put_model_on_rings(

@@ -15,8 +15,8 @@ from vllm_dsv4.rocm.attention import RocmParts, put_on_rings
 from vllm_dsv4.rocm.queries import QueryRotation
 from vllm_dsv4.rocm.sleep import EMPTIED, KEPT, pool
 from vllm_dsv4.serving.live import require_our_platform
+from vllm_dsv4.serving.memory import card_memory, check_rings_fit
 from vllm_dsv4.serving.model import LoadsWholeCheckpoint, local_ratios
-from vllm_dsv4.serving.refusals import check_rings_fit
 
 
 def put_model_on_rings(model: nn.Module, vllm_config: VllmConfig) -> RingArena:
@@ -27,10 +27,9 @@ def put_model_on_rings(model: nn.Module, vllm_config: VllmConfig) -> RingArena:
     """
     attentions = [m for m in model.modules() if isinstance(m, DeepseekV4ROCMAiterMLAAttention)]
     geometry = ring_geometry(vllm_config, ratios=local_ratios(attentions))
-    free, _ = torch.cuda.mem_get_info()
-    check_rings_fit(
-        geometry.total_bytes, vllm_config, free, "free memory of the card, weights in it"
-    )
+    free, total = torch.cuda.mem_get_info()
+    memory, what = card_memory(vllm_config, free, total, torch.cuda.memory_reserved())
+    check_rings_fit(geometry, vllm_config, memory, what)
     device = current_platform.device_type
     with pool(EMPTIED):
         arena = RingArena(geometry, device=device)

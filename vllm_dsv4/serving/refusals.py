@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from vllm_dsv4.architectures import VISION_ARCHITECTURE
 from vllm_dsv4.checkpoint.entries import ENTRY_CHECKS
-from vllm_dsv4.ring import geometry
 from vllm_dsv4.ring.plan import ring_geometry, snapshot_interval
 from vllm_dsv4.ring.refusal import PAGED_PATH, Refusal
 from vllm_dsv4.settings import read_settings
@@ -25,7 +24,6 @@ MAX_DRAFTS = 128
 """``vllm.v1.sample.rejection_sampler.MAX_SPEC_LEN``, which vLLM asserts when it samples."""
 DRAFTS_WITHOUT_A_MODEL = ("ngram", "ngram_gpu", "suffix", "custom_class")
 """Methods whose drafts need no cache of their own."""
-GIB = 1 << 30
 
 
 def check_context_parallel(config: VllmConfig) -> None:
@@ -284,49 +282,3 @@ def check_all(config: VllmConfig) -> None:
     """
     for check in CHECKS:
         check(config)
-
-
-def check_rings_fit(ring_bytes: int, config: VllmConfig, memory: int, what: str) -> None:
-    """Rings and the requested KV memory must fit together.
-
-    Args:
-        ring_bytes: rings, snapshots and staging of this rank.
-        memory: bytes that this rank may use in all.
-        what: how ``memory`` was found, for the message.
-    """
-    kv_bytes = config.cache_config.kv_cache_memory_bytes or 0
-    if ring_bytes + kv_bytes <= memory:
-        return
-    asked = f"{ring_bytes / GIB:.2f} GiB of rings"
-    if kv_bytes:
-        asked += f" and {kv_bytes / GIB:.2f} GiB of pages (--kv-cache-memory-bytes)"
-    flag, value = _largest_part(ring_bytes, kv_bytes, config)
-    slots = "--max-num-seqs" if read_settings().slots is None else "VLLM_DSV4_SLOTS"
-    flags = (slots, "VLLM_DSV4_SNAPSHOT_SLOTS", "num_speculative_tokens", "--kv-cache-memory-bytes")
-    others = ", ".join(other for other in flags if not flag.endswith(other))
-    raise Refusal(
-        flag,
-        value,
-        f"{asked} are asked for, and {memory / GIB:.2f} GiB are there ({what})",
-        f"Lower {flag}, or another of {others}; `vllm-dsv4 plan` suggests values that fit",
-    )
-
-
-def _largest_part(ring_bytes: int, kv_bytes: int, config: VllmConfig) -> tuple[str, object]:
-    """The flag that most of the memory was asked for by, and its value."""
-    settings, sizes = read_settings(), ring_geometry(config)
-    snapshots = sizes.num_snapshots * sizes.bytes_per_snapshot
-    slots = sizes.total_bytes - snapshots
-    scheduler = config.scheduler_config
-    if kv_bytes > ring_bytes:
-        return "--kv-cache-memory-bytes", kv_bytes
-    if ring_bytes - sizes.total_bytes > sizes.total_bytes:
-        return "--max-num-batched-tokens", scheduler.max_num_batched_tokens
-    if snapshots > slots:
-        default = "" if settings.snapshot_slots is not None else " (the default)"
-        return "VLLM_DSV4_SNAPSHOT_SLOTS", f"{sizes.num_snapshots}{default}"
-    if sizes.lookahead > geometry.SWA_WINDOW:
-        return "--speculative-config num_speculative_tokens", sizes.lookahead
-    if settings.slots is not None:
-        return "VLLM_DSV4_SLOTS", settings.slots
-    return "--max-num-seqs", scheduler.max_num_seqs

@@ -13,8 +13,6 @@ from vllm_dsv4.ring.refusal import Refusal
 from vllm_dsv4.serving import refusals
 from vllm_dsv4.settings import VARIABLES, SettingError, Settings, read_settings
 
-GIB = 1 << 30
-
 
 def config(**changes: Any) -> Any:
     """A configuration that the rings accept, with the parts that the checks read."""
@@ -215,15 +213,6 @@ def test_a_size_that_is_missing_or_absurd_is_named(name: str, value: object) -> 
         refusals.check_all(config(**{f"model_config__hf_config__{name}": value}))
 
 
-def test_rings_that_do_not_fit_say_what_was_asked_and_what_is_there() -> None:
-    asked = config(cache_config__kv_cache_memory_bytes=GIB)
-    refusals.check_rings_fit(3 * GIB, asked, memory=4 * GIB, what="free memory")
-    with pytest.raises(Refusal, match=r": 3\.50 GiB of rings and 1\.00 GiB of pages") as no:
-        refusals.check_rings_fit(GIB * 7 // 2, asked, memory=4 * GIB, what="free memory")
-    assert "4.00 GiB are there (free memory)" in str(no.value)
-    assert "or another of --max-num-seqs, " in str(no.value)
-
-
 MANY = 10**9
 
 
@@ -260,7 +249,7 @@ def test_what_asks_for_too_much_is_named_before_anything_is_allocated(
         cpu.DeepseekV4ForCausalLM(vllm_config=asked)
     message = str(caught.value)
     assert message.startswith(f"{flag}={value}: ")
-    assert f"Lower {flag}, or another of " in message
+    assert f"Lower {flag}" in message and ", or another of " in message
     assert message.partition("Lower ")[2].count(flag) == 1, "it is not another of itself"
     assert "GiB are there (free memory)" in message
 
