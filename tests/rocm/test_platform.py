@@ -30,6 +30,8 @@ SITECUSTOMIZE = """
 from importlib import metadata
 _version = metadata.version
 metadata.version = lambda name: {version!r} if name == "vllm" else _version(name)
+from vllm_dsv4.commands.rehearse import library
+library.install()
 """
 
 DECIDE = """
