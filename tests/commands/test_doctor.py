@@ -5,19 +5,21 @@ import os
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.fake_distribution import add_distribution
 from vllm_dsv4.cpu.metadata_kernels import KERNELS
 
 OURS = "vllm_dsv4."
 
 
-def diagnose(**environment: str) -> tuple[int, dict[str, Any]]:
+def diagnose(*flags: str, **environment: str) -> tuple[int, dict[str, Any]]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("VLLM_")}
     done = subprocess.run(
-        [sys.executable, "-m", "vllm_dsv4.commands.cli.main", "doctor", "--json"],
+        [sys.executable, "-m", "vllm_dsv4.commands.cli.main", "doctor", "--json", *flags],
         env={**kept, **environment},
         capture_output=True,
         text=True,
@@ -107,3 +109,37 @@ def test_a_setting_that_serve_would_refuse_is_not_live():
     status, found = diagnose(VLLM_DSV4_SNAPSHOT_INTERVAL="100")
     assert status == 1
     assert any("VLLM_DSV4_SNAPSHOT_INTERVAL=100" in reason for reason in found["reasons"])
+
+
+@pytest.fixture
+def rocm_image(tmp_path: Path) -> Path:
+    """What a ROCm build of vLLM adds to the path, where no card is."""
+    add_distribution(tmp_path, "vllm", "0.32.0+rocm721")
+    (tmp_path / "amdsmi.py").write_text("raise AssertionError('not needed without a card')")
+    return tmp_path
+
+
+def test_without_a_card_a_rocm_build_is_told_installed_and_not_live(rocm_image: Path) -> None:
+    status, found = diagnose("--without-card", PYTHONPATH=str(rocm_image))
+    assert (status, found["reasons"]) == (0, [])
+    assert (found["live"], found["vllm_was_asked"]) == (False, False)
+    assert found["versions"]["vllm"] == "0.32.0+rocm721"
+
+
+def test_without_a_card_what_shuts_the_plugin_out_is_seen_all_the_same(rocm_image: Path) -> None:
+    status, found = diagnose("--without-card", PYTHONPATH=str(rocm_image), VLLM_PLUGINS="")
+    assert status == 1
+    assert any("VLLM_PLUGINS=''" in reason for reason in found["reasons"])
+
+
+def test_without_a_card_a_build_that_could_not_see_one_is_told(rocm_image: Path) -> None:
+    (rocm_image / "amdsmi.py").unlink()
+    status, found = diagnose("--without-card", PYTHONPATH=str(rocm_image))
+    assert status == 1
+    assert found["reasons"] == [reason for reason in found["reasons"] if "amdsmi" in reason]
+
+
+def test_a_cpu_build_is_asked_without_that_flag() -> None:
+    status, found = diagnose("--without-card")
+    assert status == 1
+    assert any("leave out --without-card" in reason for reason in found["reasons"])

@@ -40,11 +40,14 @@ class Diagnosis:
     Attributes:
         live: DSV4 would be served on rings by a vLLM started in this environment.
         reasons: why it is not live; empty if it is.
+        vllm_was_asked: False where only what needs no card was looked at; then ``live`` is False,
+            and what vLLM resolves is left empty.
         settings: ``VLLM_DSV4_*`` and the variables of vLLM that decide whether plugins load.
     """
 
     live: bool = False
     reasons: list[str] = field(default_factory=list)
+    vllm_was_asked: bool = True
     versions: dict[str, str | None] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     entry_points: list[EntryPoint] = field(default_factory=list)
@@ -61,8 +64,7 @@ class Diagnosis:
 
     def describe(self) -> str:
         """The findings as lines: the verdict, its reasons, then everything else."""
-        lines = ["live: DeepSeek-V4 is served on rings" if self.live else "NOT live"]
-        lines += [f"  {reason}" for reason in self.reasons]
+        lines = [self._verdict(), *(f"  {reason}" for reason in self.reasons)]
         lines += _block(
             "versions", [f"{k} {v or 'not installed'}" for k, v in self.versions.items()]
         )
@@ -74,6 +76,8 @@ class Diagnosis:
                 for e in self.entry_points
             ],
         )
+        if not self.vllm_was_asked:
+            return "\n".join(lines)
         lines += _block(
             "what vLLM resolves",
             [
@@ -93,6 +97,13 @@ class Diagnosis:
         )
         lines += _block("devices", [_device(device) for device in self.devices])
         return "\n".join(lines)
+
+    def _verdict(self) -> str:
+        if self.live:
+            return "live: DeepSeek-V4 is served on rings"
+        if self.reasons:
+            return "NOT live"
+        return "installed: with an AMD card DeepSeek-V4 is served on rings (vLLM was not asked)"
 
 
 def _block(title: str, lines: list[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib import metadata
+from importlib.util import find_spec
 
 from vllm_dsv4.commands.doctor.diagnosis import Diagnosis, EntryPoint
 from vllm_dsv4.ring.plan import check_interval
@@ -18,6 +19,37 @@ VLLM_SETTINGS = ("VLLM_PLUGINS", "VLLM_TARGET_DEVICE", "VLLM_USE_V2_MODEL_RUNNER
 
 def examine() -> Diagnosis:
     """Every finding, and the verdict. Never raises for what it finds."""
+    found = _before_vllm()
+    if found.versions["vllm"] is not None:
+        try:
+            from vllm_dsv4.commands.doctor import resolved
+
+            found.reasons += resolved.fill(found)
+        except Exception as error:
+            found.reasons.append(f"vLLM cannot be asked: {type(error).__name__}: {error}")
+    found.live = not found.reasons
+    return found
+
+
+def examine_without_card() -> Diagnosis:
+    """What can be told of a ROCm build where vLLM sees no card, and so chooses no platform."""
+    found = _before_vllm()
+    found.vllm_was_asked = False
+    version = found.versions["vllm"]
+    if version is not None and "cpu" in version:
+        found.reasons.append(
+            f"vLLM {version} is a CPU build, which needs no card: leave out --without-card."
+        )
+    elif find_spec("amdsmi") is None:
+        found.reasons.append(
+            "amdsmi, by which vLLM sees AMD cards, is not installed: use a ROCm build of vLLM "
+            "with the amdsmi of its ROCm."
+        )
+    return found
+
+
+def _before_vllm() -> Diagnosis:
+    """What can be told without importing vLLM."""
     found = Diagnosis(
         versions={name: _version(name) for name in PACKAGES},
         settings={
@@ -28,14 +60,6 @@ def examine() -> Diagnosis:
         entry_points=_entry_points(),
     )
     found.reasons += _reasons_before_vllm(found)
-    if found.versions["vllm"] is not None:
-        try:
-            from vllm_dsv4.commands.doctor import resolved
-
-            found.reasons += resolved.fill(found)
-        except Exception as error:
-            found.reasons.append(f"vLLM cannot be asked: {type(error).__name__}: {error}")
-    found.live = not found.reasons
     return found
 
 
