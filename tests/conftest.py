@@ -22,6 +22,7 @@ MARKERS = {
     "rehearse": pytest.mark.rehearse,
     "cluster": pytest.mark.cluster,
     "soak": pytest.mark.soak,
+    "deploy": pytest.mark.deploy,
 }
 """The marker of every test in a folder."""
 

@@ -1,4 +1,4 @@
-"""The examples as users run them: an offline script, a server that finds the plugin, a client."""
+"""What users run: an offline script, the compose file's server that finds the plugin, a client."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 from openai import BadRequestError
 
+from tests.support.compose import command, health_command
 from tests.support.engine import Answer
 from tests.support.faithful import ROUNDING, deviation
+from tests.support.monitoring import BY_PROMETHEUS, OF_PROMETHEUS, all_uses
 from tests.support.prompts import prompt
 from tests.support.served import GREEDY, Served
-from tests.support.server import EXAMPLES, environment, server
+from tests.support.server import EXAMPLES, environment, free_port, serving
 
 SLOTS = 8
 IGNORE_EOS = {"ignore_eos": True, "return_token_ids": True}
@@ -25,9 +27,24 @@ IGNORE_EOS = {"ignore_eos": True, "return_token_ids": True}
 
 @pytest.fixture(scope="module")
 def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """What the compose file starts without a card, one after the other.
+
+    Its model is there from an earlier start: making one costs half a minute. A container has a
+    network of its own; here the server is given a port of loopback.
+    """
     folder = tmp_path_factory.mktemp("serve")
-    env = {"VLLM_LOG_STATS_INTERVAL": "1", "VLLM_RPC_BASE_PATH": str(folder)}
-    with server("serve.sh", model, folder, env) as running:
+    (folder / "models").mkdir()
+    (folder / "models" / "tiny").symlink_to(model)
+    subprocess.run(command("tiny", folder / "models"), env=environment(), check=True, timeout=300)
+    port = free_port()
+    address = ["--host", "127.0.0.1", "--port", str(port)]
+    env = {
+        "VLLM_LOG_STATS_INTERVAL": "1",
+        "VLLM_RPC_BASE_PATH": str(folder),
+        "VLLM_HOST_IP": "127.0.0.1",
+    }
+    started = [*command("cpu", folder / "models"), *address]
+    with serving(started, port, folder, env) as running:
         running.wait_until_ready()
         yield Served(running)
         assert list(folder.glob("*.ring")), "the rings' counts are published in this folder"
@@ -171,6 +188,29 @@ def test_a_prompt_sent_twice_starts_from_a_snapshot(served: Served) -> None:
     assert after["vllm:dsv4_snapshot_slots"] == 256
     assert after["vllm:dsv4_snapshot_bytes"] > 0
     assert len({answer.choices[0].text for answer in answers}) == 1
+
+
+def test_the_dashboard_and_the_alerts_name_metrics_and_labels_that_the_server_shows(
+    served: Served,
+) -> None:
+    served.client.completions.create(prompt=prompt(300), max_tokens=4, **GREEDY)
+    shown = dict(BY_PROMETHEUS)
+    for sample in served.running.samples():
+        shown[sample.name] = OF_PROMETHEUS | sample.labels.keys()
+    named = all_uses()
+    assert len(named) > 20
+    assert {use.metric for use in named} - shown.keys() == set()
+    assert [use for use in named if not use.labels <= shown[use.metric]] == []
+
+
+def test_the_compose_file_finds_the_server_healthy(served: Served) -> None:
+    port = int(served.running.url.rsplit(":", 1)[1])
+    healthy = subprocess.run(health_command("cpu", port), env=environment(), check=False)
+    nobody = subprocess.run(
+        health_command("cpu", free_port()), env=environment(), capture_output=True, check=False
+    )
+    assert healthy.returncode == 0
+    assert nobody.returncode != 0
 
 
 def test_the_log_tells_slots_and_snapshots_beside_vllms_own_line(served: Served) -> None:

@@ -7,14 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
-import venv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.linked import linked_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
@@ -95,11 +95,7 @@ class Installation:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installation:
     """Its own site-packages links to every package of this environment but ours."""
     folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=False, symlinks=True)
-    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
-    for package in Path(sysconfig.get_path("purelib")).iterdir():
-        if not package.name.startswith(("vllm_dsv4", "__editable__", "__pycache__")):
-            (site / package.name).symlink_to(package)
+    linked_environment(folder)
     pip(
         "--python", str(folder / "bin" / "python"), "install", "--no-deps", "--no-index", str(wheel)
     )

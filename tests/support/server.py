@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
@@ -56,14 +57,18 @@ class Server:
         except (urllib.error.URLError, OSError):
             return False
 
-    def metrics(self) -> dict[str, float]:
-        """Samples of engine 0 by name, of metrics without labels of their own."""
+    def samples(self) -> list[Sample]:
+        """Everything on ``/metrics``."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
             text = answer.read().decode()
+        families = text_string_to_metric_families(text)
+        return [sample for family in families for sample in family.samples]
+
+    def metrics(self) -> dict[str, float]:
+        """Samples of engine 0 by name, of metrics without labels of their own."""
         return {
             sample.name: sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
+            for sample in self.samples()
             if sample.labels == {"model_name": "dsv4", "engine": "0"}
         }
 
@@ -86,11 +91,21 @@ def server(
         flags: of ``vllm serve``, after the script's own.
     """
     port = free_port()
+    command = [EXAMPLES / script, model, *flags]
+    with serving(command, port, folder, {"PORT": str(port)} | env) as running:
+        yield running
+
+
+@contextmanager
+def serving(
+    command: Sequence[str | Path], port: int, folder: Path, env: dict[str, str]
+) -> Iterator[Server]:
+    """As ``server``, of any command that serves on a port of loopback."""
     log_file = folder / "server.log"
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            [EXAMPLES / script, model, *flags],
-            env=environment() | {"PORT": str(port)} | env,
+            command,
+            env=environment() | env,
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
