@@ -13,7 +13,7 @@ from vllm_dsv4.commands.rehearse.causes import one_line
 from vllm_dsv4.commands.rehearse.mends import UnknownVllm, _replace
 from vllm_dsv4.commands.rehearse.result import Spoken
 from vllm_dsv4.commands.rehearse.run import Options
-from vllm_dsv4.commands.rehearse.scenes import _regret
+from vllm_dsv4.commands.rehearse.scenes import _regret, score
 
 
 def entry(**logprobs: float) -> dict[int, SimpleNamespace]:
@@ -68,3 +68,21 @@ def test_an_option_that_does_not_exist_is_named_with_those_that_do(
 ) -> None:
     with pytest.raises(BadOption, match=line):
         Options(**options)  # type: ignore[arg-type]
+
+
+def test_an_answer_is_scored_within_a_text_that_begins_with_it() -> None:
+    """Two engines' equal answers and a session's turns cost one pass."""
+    first, second = Spoken([1, 2], [4], [-0.5]), Spoken([1, 2, 4, 9], [5], [-1.0])
+    asked = []
+
+    def generate(prompts: list[dict[str, list[int]]], *_: object, **__: object) -> list[object]:
+        asked.extend(prompt["prompt_token_ids"] for prompt in prompts)
+        scored = {1: None, 2: {}, 4: entry(t4=-0.5, t3=-0.25), 9: {}, 5: entry(t5=-1.0)}
+        return [
+            SimpleNamespace(prompt_logprobs=[scored[token] for token in prompt["prompt_token_ids"]])
+            for prompt in prompts
+        ]
+
+    stage = SimpleNamespace(llm=SimpleNamespace(generate=generate))
+    assert score([first, second, first], stage) == [0.25, 0.0, 0.25]
+    assert asked == [[1, 2, 4, 9, 5]]

@@ -31,11 +31,14 @@ DRAFTS: dict[str, dict[str, Any] | None] = {
 }
 SIZES: dict[str, Any] = {
     "max_model_len": 512,
-    "max_num_seqs": 4,
+    "max_num_seqs": 2,
     "max_num_batched_tokens": 128,
 }
 """Small, for the interpreter's sake; everything else is as ``vllm serve`` has it."""
-SCENES = ("short", "preempted", "prefixed")
+SCENES = ("short", "preempted", "session")
+SLEEP_SCENES = ("slept", "forgotten")
+YARDSTICK_SCENES = ("short", "preempted")
+"""What the paged path answers itself."""
 JUDGE: dict[str, Any] = {
     "enforce_eager": True,
     "enable_prefix_caching": False,
@@ -44,7 +47,7 @@ JUDGE: dict[str, Any] = {
 }
 """Of the paged engine: nothing that its scores do not need."""
 CPU_PAGES_BYTES = 64 << 20
-LIMIT_SECONDS = 1800
+LIMIT_SECONDS = 3600
 SMALLEST = {"ratios": (0, 4, 128), "vocab": 4096}
 """A layer of each kind; under the interpreter the vocabulary costs most of a small model's time."""
 
@@ -65,7 +68,6 @@ class Options:
     card: str = "gfx950"
     mode: str = "default"
     drafts: str = "none"
-    scenes: tuple[str, ...] = SCENES
     sleep: bool = False
     compare: bool = True
     verbose: bool = False
@@ -138,12 +140,12 @@ def _options(name: str, options: Options) -> dict[str, Any]:
 
 def _request(name: str, folder: Path, model: Path, options: Options) -> dict[str, Any]:
     """See ``process.Request``."""
-    scenes = [*options.scenes, *(["slept"] if options.sleep else [])]
+    scenes = [*SCENES, *(SLEEP_SCENES if options.sleep else ())]
     return {
         "model": str(model),
         "arch": None if name == CPU else options.card,
         "options": _options(name, options),
-        "scenes": {RINGS: scenes, PAGED: list(options.scenes), CPU: []}[name],
+        "scenes": {RINGS: scenes, PAGED: list(YARDSTICK_SCENES), CPU: []}[name],
         "score": [] if name == RINGS else [str(folder / other) for other in (RINGS, PAGED)],
     }
 

@@ -98,12 +98,12 @@ def preempted(stage: Stage) -> list[Spoken]:
     return stage.answers([prompt(9, 2), prompt(14, 3)], 6, {4: stage.preempt_all})
 
 
-def prefixed(stage: Stage) -> list[Spoken]:
-    """A prompt over a block long, in chunks beside a decode; then another with its first block."""
-    head = prompt(BLOCK, 4)
-    first = stage.answers([prompt(7, 5), [*head, *prompt(6, 6)]], 6)
-    again = stage.answers([[*head, *prompt(11, 7)]], 4)
-    return [*first, *again]
+def session(stage: Stage) -> list[Spoken]:
+    """A prompt over a block long, in chunks beside a decode; then the next turn, which hits."""
+    turn = prompt(BLOCK + 6, 4)
+    beside, first = stage.answers([prompt(7, 5), turn], 6)
+    (second,) = stage.answers([[*turn, *first.tokens, *prompt(5, 7)]], 4)
+    return [beside, first, second]
 
 
 class Changed(RuntimeError):
@@ -111,10 +111,21 @@ class Changed(RuntimeError):
 
 
 def slept(stage: Stage) -> list[Spoken]:
-    """The same prompts before sleep and after it, at both levels; of one, a block is cached."""
-    prompts = [prompt(20, 0), prompt(BLOCK + 5, 8)]
+    """The same prompts before sleep and after it, at both levels."""
+    return _around_sleep(stage, [prompt(20, 0), prompt(9, 2)], levels=(1, 2))
+
+
+def forgotten(stage: Stage) -> list[Spoken]:
+    """A prompt whose first block would be cached, had its bytes not gone in sleep."""
+    return _around_sleep(stage, [prompt(BLOCK + 5, 8)], levels=(1,))
+
+
+def _around_sleep(
+    stage: Stage, prompts: Sequence[Sequence[int]], levels: Sequence[int]
+) -> list[Spoken]:
+    """Raises Changed where an answer is another after waking, or owes anything to the cache."""
     first = stage.answers(prompts, 4)
-    for level in (1, 2):
+    for level in levels:
         stage.llm.sleep(level=level)
         stage.result.offloaded[str(level)] = dict(POOLS.offloaded)
         stage.llm.wake_up()
@@ -126,7 +137,7 @@ def slept(stage: Stage) -> list[Spoken]:
     return first
 
 
-SCENES = {scene.__name__: scene for scene in (short, preempted, prefixed, slept)}
+SCENES = {scene.__name__: scene for scene in (short, preempted, session, slept, forgotten)}
 
 
 def play(names: Iterable[str], stage: Stage) -> None:
@@ -138,24 +149,34 @@ def play(names: Iterable[str], stage: Stage) -> None:
 
 def score_all(paths: Iterable[Path], stage: Stage) -> None:
     """Score the answers of engines, each of which may still be at it, under its file's name."""
+    told: dict[str, list[Spoken]] = {}
     for path in paths:
         while not (other := EngineResult.read(path)).answered:
             time.sleep(POLL_SECONDS)  # whoever started both ends this one if the other fails
-        stage.result.scored[path.stem] = score(other.answers, stage)
+        told[path.stem] = other.answers
+    regrets = iter(score([answer for answers in told.values() for answer in answers], stage))
+    stage.result.scored = {name: [next(regrets) for _ in told[name]] for name in told}
 
 
 def score(answers: Sequence[Spoken], stage: Stage) -> list[float]:
-    """Nats that each answer lacks, at its worst token, against what this engine would have said."""
+    """Nats that each answer lacks, at its worst token, against what this engine would have said.
+
+    A text that another begins with is scored within the other.
+    """
     from vllm import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
     texts = [[*answer.prompt, *answer.tokens] for answer in answers]
+    within = [max((t for t in texts if t[: len(text)] == text), key=len) for text in texts]
+    asked = [text for number, text in enumerate(texts) if text not in texts[:number]]
+    asked = [text for text in asked if text in within]
     outputs = stage.llm.generate(
-        [{"prompt_token_ids": text} for text in texts], params, use_tqdm=False
+        [{"prompt_token_ids": text} for text in asked], params, use_tqdm=False
     )
+    entries = [outputs[asked.index(text)].prompt_logprobs for text in within]
     return [
-        _regret(output.prompt_logprobs[len(answer.prompt) :], answer)
-        for answer, output in zip(answers, outputs, strict=True)
+        _regret(found[len(a.prompt) : len(text)], a)
+        for found, text, a in zip(entries, texts, answers, strict=True)
     ]
 
 
