@@ -16,13 +16,14 @@ export OMP_NUM_THREADS
 SUITES := $(wildcard $(addprefix tests/,ring cpu commands fixes deploy packaging kernels rocm rehearse engine cluster soak))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick rehearse-all soak bench coupling lint types clean $(SUITES)
+.PHONY: help setup demo test test-quick test-rounding rehearse-all soak bench coupling lint types clean $(SUITES)
 
 help:
 	@echo "make setup       make or refresh $(VENV)"
 	@echo "make demo        generate with rings on a small model, and show what they save"
 	@echo "make test        lint, types, then every test suite"
 	@echo "make test-quick  the tests that take seconds"
+	@echo "make test-rounding  hits compared where products round by the number of rows"
 	@echo "make rehearse-all  the whole ROCm engine on CPU tensors, every graph mode and draft"
 	@echo "make soak        the long randomised runs at full size: about 20 minutes"
 	@echo "make bench       time rings against vLLM's paged path"
@@ -62,6 +63,10 @@ test: lint types test-quick
 	@$(MAKE) --no-print-directory -j2 \
 		$(filter tests/engine,$(SUITES)) $(filter-out tests/engine $(ALONE),$(SUITES))
 	@set -e; for suite in $(ALONE); do $(MAKE) --no-print-directory $$suite; done
+
+# Any suite can run so: TEST_ROUNDING=rows make tests/engine.
+test-rounding: setup
+	TEST_ROUNDING=rows $(PYTEST) tests/engine/test_prefix_cache.py
 
 $(SUITES): setup
 	$(PYTEST) $@

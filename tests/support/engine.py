@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 # One thread: the model is tiny, and idle OpenMP threads spin against each other on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+BF16_BITS = 7
+"""Bits of a bf16 number's fraction."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,49 @@ class Engine:
             for token, entry in zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
         ]
         return [(0.0, 0.0), *entries]
+
+    def logit_step(self, prompt: Sequence[int]) -> float:
+        """One step of bf16 at the largest logit after ``prompt``."""
+        largest: list[float] = []
+        compute = self.model.compute_logits
+
+        def look(*args: Any, **kwargs: Any) -> Any:
+            logits = compute(*args, **kwargs)
+            largest.append(float(logits.abs().max()))
+            return logits
+
+        self.model.compute_logits = look
+        try:
+            self.generate([prompt], max_tokens=1)
+        finally:
+            self.model.compute_logits = compute
+        return 2.0 ** (math.floor(math.log2(max(largest))) - BF16_BITS)
+
+    @contextmanager
+    def chunks_of(self, tokens: int) -> Iterator[None]:
+        """Steps of at most so many tokens, fewer than the engine was started with."""
+        before = self.scheduler.max_num_scheduled_tokens
+        assert tokens <= before
+        self.scheduler.max_num_scheduled_tokens = tokens
+        try:
+            yield
+        finally:
+            self.scheduler.max_num_scheduled_tokens = before
+
+    @contextmanager
+    def before_each_step(self, act: Callable[[], None]) -> Iterator[None]:
+        """Call ``act`` before the model runs: for deliberate faults."""
+        run = self.worker.execute_model
+
+        def act_and_run(*args: Any, **kwargs: Any) -> Any:
+            act()
+            return run(*args, **kwargs)
+
+        self.worker.execute_model = act_and_run
+        try:
+            yield
+        finally:
+            del self.worker.execute_model
 
     @contextmanager
     def counting_preemptions(self) -> Iterator[list[str]]:
