@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+
+from tests.support.starts import start
 
 ASK = """
 from vllm.triton_utils import HAS_TRITON
@@ -15,14 +15,9 @@ print(HAS_TRITON, type(kernel).__name__)
 
 def kernels_in_a_process(**environment: str) -> str:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "TRITON_"))}
-    done = subprocess.run(
-        [sys.executable, "-c", ASK],
-        env={**kept, **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.splitlines()[-1]
+    done = start(ASK, {**kept, **environment})
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().splitlines()[-1]
 
 
 def test_vllm_still_needs_it() -> None:

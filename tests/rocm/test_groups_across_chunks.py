@@ -19,9 +19,9 @@ def test_a_chunk_that_fills_the_ring_closes_the_group_that_was_open(
 ) -> None:
     """The second chunk's tail takes every row in which the group's first tokens are kept."""
     whole, halves = Rig(tiny(), layer, kind), Rig(tiny(), layer, kind)
-    whole.step([Chunk(0, 0, END, slot=3)])
-    halves.step([Chunk(0, 0, cut, slot=3)])
-    halves.step([Chunk(0, cut, END - cut, slot=3)])
+    whole.remember([Chunk(0, 0, END, slot=3)])
+    halves.remember([Chunk(0, 0, cut, slot=3)])
+    halves.remember([Chunk(0, cut, END - cut, slot=3)])
     for one, other in zip(histories(whole), histories(halves), strict=True):
         closed = END // ratio
         different = (one[:closed] != other[:closed]).float().mean(dim=1)

@@ -65,7 +65,7 @@ def test_every_engine_of_an_instance_is_shown_and_no_other_instance(folder: Path
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from vllm_dsv4.serving.metrics import Board, RingReading
+from vllm_dsv4.serving.board import Board, RingReading
 board = Board(Path(sys.argv[1]))
 board.publish(RingReading(slots=8))
 os.kill(os.getpid(), signal.SIGKILL)

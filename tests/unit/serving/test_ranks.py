@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fake_distribution import add_distribution
+from tests.support.starts import start
 from vllm_dsv4.serving.ranks import (
     DISTRIBUTION,
     DriverMark,
@@ -33,14 +34,8 @@ def this_driver(**variables: str) -> DriverMark:
 
 def receive(cwd: Path, **env: str) -> subprocess.CompletedProcess[bytes]:
     """Unpickle this driver's mark elsewhere, away from the source tree's metadata."""
-    return subprocess.run(
-        [sys.executable, "-c", RECEIVE],
-        input=pickle.dumps(this_driver()),
-        cwd=cwd,
-        env={k: v for k, v in os.environ.items() if k != "VLLM_PLUGINS"} | env,
-        capture_output=True,
-        check=False,
-    )
+    kept = {k: v for k, v in os.environ.items() if k != "VLLM_PLUGINS"}
+    return start(RECEIVE, kept | env, cwd=cwd, given=pickle.dumps(this_driver()))
 
 
 def refused(received: subprocess.CompletedProcess[bytes]) -> str:
