@@ -13,7 +13,7 @@ OMP_NUM_THREADS ?= 1
 export OMP_NUM_THREADS
 
 # Quick suites first. A suite whose folder does not exist is skipped.
-SUITES := $(wildcard $(addprefix tests/,ring cpu commands fixes deploy packaging kernels rocm rehearse engine cluster soak))
+SUITES := $(wildcard $(addprefix tests/,ring cpu commands fixes deploy packaging kernels rocm rehearse engine clients cluster soak))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-quick test-rounding rehearse-all soak bench coupling lint types clean $(SUITES)

@@ -20,6 +20,7 @@ MARKERS = {
     "rocm": pytest.mark.kernels,
     "engine": pytest.mark.engine,
     "rehearse": pytest.mark.rehearse,
+    "clients": pytest.mark.clients,
     "cluster": pytest.mark.cluster,
     "soak": pytest.mark.soak,
     "deploy": pytest.mark.deploy,
