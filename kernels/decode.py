@@ -195,7 +195,9 @@ def decode(
     part_m = part_l = part_a = None
     if num_splits > 1:
         shape = (num_tokens, num_splits, num_heads)
-        part_m, part_l = queries.new_empty((2, *shape), dtype=torch.float32)
+        # Apart, so that both lie where the kernels were compiled to find them, whatever the shape.
+        part_m = queries.new_empty(shape, dtype=torch.float32)
+        part_l = torch.empty_like(part_m)
         part_a = queries.new_empty((*shape, fp8_ds_mla.HEAD_DIM), dtype=torch.float32)
 
     arguments = attention_arguments(

@@ -56,6 +56,14 @@ def choose_num_splits(workgroups: int, most_tiles: int, units: int) -> int:
 
     As many as give every compute unit two workgroups, but none with fewer than two tiles at the
     longest: a share costs a partial result of ``heads * 512`` float32 values, written and read.
+    Always one of ``share_counts``: the number is compiled into the kernels.
     """
-    wanted = triton.cdiv(2 * units, max(1, workgroups))
-    return max(1, min(wanted, triton.cdiv(most_tiles, 2), MAX_SPLITS))
+    wanted = triton.next_power_of_2(triton.cdiv(2 * units, max(1, workgroups)))
+    return min(wanted, share_counts(most_tiles)[-1])
+
+
+def share_counts(most_tiles: int) -> tuple[int, ...]:
+    """Every number of shares that is chosen for lists of at most ``most_tiles`` tiles: powers of
+    two, from 1."""
+    most = max(1, min(triton.cdiv(most_tiles, 2), MAX_SPLITS))
+    return tuple(1 << power for power in range(most.bit_length()))

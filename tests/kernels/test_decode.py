@@ -291,6 +291,8 @@ def test_share_counts_follow_from_shapes() -> None:
     assert choose_num_splits(workgroups=1, most_tiles=1, units=256) == 1
     assert choose_num_splits(workgroups=1, most_tiles=1000, units=256) == 16
     assert choose_num_splits(workgroups=64, most_tiles=1000, units=256) == 8
+    assert choose_num_splits(workgroups=44, most_tiles=1000, units=304) == 16
+    assert choose_num_splits(workgroups=1, most_tiles=20, units=304) == 8
 
 
 def test_what_the_kernel_cannot_take_is_refused() -> None:

@@ -178,6 +178,18 @@ def test_numbers_that_name_nothing_are_as_zeros(
         assert torch.equal(one, other)
 
 
+def test_every_rounds_tensors_begin_where_the_kernels_are_compiled_to_find_them(
+    arena: RingArena,
+) -> None:
+    for requests in range(1, 9):
+        odd = DeviceStep(MAX_TOKENS, requests, NUMBERS, DEVICE)
+        snapshots = DeviceSnapshots(odd, [arena], BLOCK, MAX_TOKENS, rounds=3)
+        tensors = [one.slots for one in (odd.all, odd.decodes, odd.prefills)]
+        tensors += [t for one in snapshots.rounds for t in vars(one).values()]
+        assert {t.data_ptr() % 16 for t in tensors} == {0}
+        assert {len(t) for t in tensors} == {requests}
+
+
 def test_a_step_with_more_requests_than_buffers_is_refused(step: DeviceStep) -> None:
     rows = torch.zeros(MAX_REQUESTS + 1, 6, dtype=torch.int32)
     starts = torch.zeros(MAX_REQUESTS + 2, dtype=torch.int32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -24,6 +24,7 @@ from vllm_dsv4.rocm.compressor import put_compressor_on_ring
 from vllm_dsv4.rocm.history import RocmHistoryBackend, compressed_keys
 from vllm_dsv4.rocm.native import decode_natively
 from vllm_dsv4.rocm.queries import QueryRotation
+from vllm_dsv4.rocm.warm import warm_attention
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,13 @@ class RocmParts:
     Attributes:
         fp8: the fp8 type of window rows and of the indexer's keys on this card. Compressed rows
             are e4m3fn on every card.
+        warmed: compression ratios of layers whose kernels are compiled.
     """
 
     arena: RingArena
     fp8: torch.dtype
     rotate_queries: QueryRotation
+    warmed: set[int] = field(default_factory=set)
 
 
 class RingRocmAttention(DeepseekV4ROCMAiterMLAAttention):
@@ -53,6 +56,7 @@ class RingRocmAttention(DeepseekV4ROCMAiterMLAAttention):
     swa_cache_layer: RingCache
     window_ring: KeyCache
     rotate_queries: QueryRotation
+    warmed: set[int]
 
     def _ring_metadata(self) -> RocmRingMetadata:
         attn_metadata = get_forward_context().attn_metadata
@@ -93,6 +97,9 @@ class RingRocmAttention(DeepseekV4ROCMAiterMLAAttention):
         metadata = self._ring_metadata()
         end, split = metadata.num_tokens, metadata.num_decode_tokens
         compressed = self._compressed_keys(metadata)
+        if self.compress_ratio not in self.warmed:
+            warm_attention(self, q, kv, compressed, metadata, output)
+            self.warmed.add(self.compress_ratio)
         chunk_keys = None
         if split < end:
             chunk_keys = self._prefill(q[:end], kv[:end], compressed, metadata, output[:end])
@@ -110,7 +117,7 @@ class RingRocmAttention(DeepseekV4ROCMAiterMLAAttention):
         return compressed_keys(self, paged, metadata.step.live[: metadata.num_tokens])
 
     @property
-    def _inverse_rope(self) -> torch.Tensor | None:
+    def inverse_rope(self) -> torch.Tensor | None:
         """The table that takes the rotation off the output, unless the output projection does."""
         if self._wo_a_fp8_weight is not None:
             return None
@@ -143,7 +150,7 @@ class RingRocmAttention(DeepseekV4ROCMAiterMLAAttention):
             scale=self.scale,
             sink=self.attn_sink,
             compressed=compressed,
-            inverse_rope=self._inverse_rope,
+            inverse_rope=self.inverse_rope,
             out=output,
         )
         return keys
@@ -168,7 +175,7 @@ class RingRocmAttention(DeepseekV4ROCMAiterMLAAttention):
                 metadata.window,
                 compressed,
                 step.positions[:split].clamp(min=0),
-                inverse_rope=self._inverse_rope,
+                inverse_rope=self.inverse_rope,
                 scratch=metadata.scratch,
                 out=output,
             )
@@ -181,7 +188,7 @@ class RingRocmAttention(DeepseekV4ROCMAiterMLAAttention):
             scale=self.scale,
             sink=self.attn_sink,
             compressed=compressed,
-            inverse_rope=self._inverse_rope,
+            inverse_rope=self.inverse_rope,
             out=output,
         )
 
@@ -220,6 +227,7 @@ def put_on_rings(
     attention.swa_cache_layer = cache
     attention.window_ring = KeyCache(cache.ring, cache.shape.rows, parts.fp8)
     attention.rotate_queries = parts.rotate_queries
+    attention.warmed = parts.warmed
     if attention.compressor is not None:
         kind = RingKind.C4_ATTENTION if attention.compress_ratio == 4 else RingKind.C128
         state = ring(kind, attention.compressor.state_cache)

@@ -65,10 +65,11 @@ class DeviceSnapshots:
         self._block_size = block_size
         device = step.slots.device
         self._boundaries = torch.arange(1, -(-max_tokens // block_size) + 1, device=device)
-        shape = (rounds + 1, step.max_requests)
-        self._targets = torch.zeros(shape, dtype=torch.int32, device=device)
-        self._prefill_targets = torch.zeros_like(self._targets)
-        self._ends = torch.zeros(shape, dtype=torch.int64, device=device)
+        # Each round's on a multiple of 16 bytes, as the kernels are compiled for.
+        shape, requests = (rounds + 1, -(-step.max_requests // 4) * 4), step.max_requests
+        self._targets = torch.zeros(shape, dtype=torch.int32, device=device)[:, :requests]
+        self._prefill_targets = torch.zeros(shape, dtype=torch.int32, device=device)[:, :requests]
+        self._ends = torch.zeros(shape, dtype=torch.int64, device=device)[:, :requests]
         self.rounds = tuple(
             SnapshotRound(self._targets[i], self._prefill_targets[i], self._ends[i])
             for i in range(rounds)
