@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -14,7 +15,7 @@ from vllm_dsv4.commands.rehearse.pools import POOLS, Pools
 from vllm_dsv4.ring.arena import RingArena
 from vllm_dsv4.ring.geometry import RingGeometry
 from vllm_dsv4.rocm.queries import NOWHERE, QueryRotation
-from vllm_dsv4.rocm.sleep import EMPTIED, KEPT, pool
+from vllm_dsv4.rocm.sleep import EMPTIED, KEPT, SINKS, keep_sinks, pool
 
 LEVELS = {1: ("weights", "runtime", "cudagraph"), 2: ("runtime", "cudagraph")}
 """Tags that vLLM copies to the host; the rest is dropped."""
@@ -99,3 +100,12 @@ def test_guards_are_no_part_of_what_sleep_empties() -> None:
     assert bool((ring == 0xFF).all())
     assert guards.broken() == []
     POOLS.wake_up()
+
+
+@pytest.mark.parametrize(("can_sleep", "kept"), [(True, [SINKS]), (False, [])])
+def test_attention_sinks_are_kept_through_sleep(can_sleep: bool, kept: list[str]) -> None:
+    """vLLM's reload does not bring them back."""
+    model = SimpleNamespace(enable_sleep_mode=can_sleep, sleep_preserve_parameter_names=[])
+    for _ in range(2):
+        keep_sinks(SimpleNamespace(model_config=model))  # type: ignore[arg-type]
+    assert model.sleep_preserve_parameter_names == kept

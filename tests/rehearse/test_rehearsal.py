@@ -12,8 +12,8 @@ from vllm_dsv4.commands.rehearse.run import Options, rehearse
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    """The start that users get, with drafts, hits, chunks and preemptions in one engine."""
-    return rehearse(Options(drafts="mtp"))
+    """The start that users get: chunks, preemptions and a hit, in one engine."""
+    return rehearse(Options())
 
 
 def test_every_stage_of_a_server_is_reached(report: Report) -> None:

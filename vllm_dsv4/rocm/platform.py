@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from vllm.platforms.rocm import RocmPlatform
 
 from vllm_dsv4.rocm.checks import check_card, check_context, check_drafts, check_triton
+from vllm_dsv4.rocm.sleep import keep_sinks
 from vllm_dsv4.serving.platform import (
     RingPlatform,
     note_what_passes_through,
@@ -32,6 +33,7 @@ class Dsv4RocmPlatform(RingPlatform, RocmPlatform):
         check_context(vllm_config)
         check_drafts(vllm_config)
         prepare_for_rings(vllm_config)
+        keep_sinks(vllm_config)
 
     @classmethod
     def gcn_arch(cls) -> str:

@@ -9,6 +9,10 @@ before it sleeps, and small constants are addressed by whatever memory holds aft
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 EMPTIED = "kv_cache"
 """Pool that is dropped at every level, and comes back empty where pages do."""
@@ -28,3 +32,18 @@ def pool(tag: str) -> AbstractContextManager[object]:
         return nullcontext()
     entered: AbstractContextManager[object] = allocator.use_memory_pool(tag=tag)
     return entered
+
+
+SINKS = "*.attn_sink"
+
+
+def keep_sinks(vllm_config: VllmConfig) -> None:
+    """Have vLLM keep attention sinks on the host through level 2, a few KiB.
+
+    A reload fills weights through their loaders, but vLLM's model copies sinks into parameters that
+    are placeholders meanwhile: what was lost in sleep stays lost, without a word. Remove when a
+    reload brings them back; ``make rehearse-all`` shows it with ``--sleep``.
+    """
+    model = vllm_config.model_config
+    if model.enable_sleep_mode and SINKS not in model.sleep_preserve_parameter_names:
+        model.sleep_preserve_parameter_names.append(SINKS)

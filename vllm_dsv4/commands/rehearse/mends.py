@@ -91,6 +91,22 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def mend_sleep() -> None:
+    """What a worker keeps of a card's parameters is a copy; of the CPU's it keeps nothing."""
+    from vllm.v1.worker.gpu_worker import Worker
+
+    if not hasattr(Worker, "_save_sleep_parameters"):
+        raise UnknownVllm("the worker has no _save_sleep_parameters")
+    save = _off_the_cpu(Worker._save_sleep_parameters)
+
+    def saved(worker: Any, *args: Any) -> None:
+        save(worker, *args)
+        kept = worker._sleep_saved_parameters
+        worker._sleep_saved_parameters = {name: value.clone() for name, value in kept.items()}
+
+    Worker._save_sleep_parameters = saved
+
+
 def mend_warmups() -> None:
     """Warm-ups that compile, of which the interpreter has nothing, or that other models need.
 

@@ -82,6 +82,7 @@ def _mend_vllm(request: Request, result: EngineResult, path: Path) -> Stages:
         graph.install(entered)
     if request.options.get("enable_sleep_mode"):
         pools.install()
+        mends.mend_sleep()
     guards = Guards()
     guards.install()
     stages = Stages(result, path, guards)
