@@ -10,7 +10,7 @@ kernel's types where the launches here are the real ones.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,7 +24,6 @@ from vllm_dsv4.kernels.step_tokens import StepTokens
 from vllm_dsv4.ring.geometry import SWA_WINDOW
 
 if TYPE_CHECKING:
-    from vllm_dsv4.rocm.attention import RingRocmAttention
     from vllm_dsv4.rocm.backend import RocmRingMetadata
 
 LIST_TILE = 128
@@ -32,7 +31,7 @@ LIST_TILE = 128
 
 
 def warm_attention(
-    layer: RingRocmAttention,
+    layer: Any,
     q: torch.Tensor,
     kv: torch.Tensor,
     compressed: CompressedKeys | None,
@@ -40,7 +39,11 @@ def warm_attention(
     output: torch.Tensor,
 ) -> None:
     """Launch each of a layer's kernels once, for a token of nobody: nothing is stored but its
-    output, which the step itself writes again. Arguments as ``forward_mqa`` has them."""
+    output, which the step itself writes again.
+
+    Args:
+        layer: a ``RingRocmAttention``; the others as its ``forward_mqa`` has them.
+    """
     nobody = _token_of_nobody(q.device)
     sink, scale, rope = layer.attn_sink, layer.scale, layer.inverse_rope
     one, out = q[:1], output[:1]
@@ -84,7 +87,7 @@ def warm_attention(
         write_ring(keys, ring, nobody, targets=slots, ends=ends)
 
 
-def most_tiles(layer: RingRocmAttention, compressed: CompressedKeys | None) -> int:
+def most_tiles(layer: Any, compressed: CompressedKeys | None) -> int:
     """Tiles of keys that a token of this layer can have in any step."""
     keys = SWA_WINDOW
     if compressed is not None:
