@@ -36,7 +36,7 @@ setup(
     ],
     package_dir={"vllm_dsv4.kernels": "kernels"},
     package_data={
-        "vllm_dsv4": ["py.typed", "commands/contract/recorded.json"],
+        "vllm_dsv4": ["py.typed", "commands/contract/recorded.json", "cpu/portable/operators.c"],
         "vllm_dsv4.kernels": ["py.typed"],
     },
     entry_points={

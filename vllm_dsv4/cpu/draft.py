@@ -22,6 +22,7 @@ from vllm.models.deepseek_v4.cpu.model import DeepseekV4DecoderLayer
 from vllm.models.deepseek_v4.xpu.mtp import DeepSeekV4MTP as VllmDeepSeekV4MTP
 
 from vllm_dsv4.cpu.model import put_model_on_rings
+from vllm_dsv4.cpu.portable.products import prepare
 from vllm_dsv4.cpu.released import LoadsReleasedForm, bf16_config, must_dequantise
 from vllm_dsv4.ring.arena import RingArena
 from vllm_dsv4.serving.live import require_our_platform
@@ -144,6 +145,7 @@ class DeepSeekV4MTP(LoadsWholeCheckpoint, LoadsReleasedForm, VllmDeepSeekV4MTP):
         self.model = DraftStack(vllm_config=config, prefix=maybe_prefix(prefix, "model"))
         attentions = [m for m in self.modules() if isinstance(m, DeepseekV4CPUAttention)]
         self.arena: RingArena = put_model_on_rings(attentions, vllm_config)
+        prepare(self)
         self.expect_checkpoint(vllm_config, drafts=True)
 
     def finalize_mega_moe_weights(self) -> None:

@@ -8,6 +8,7 @@ from vllm.models.deepseek_v4.cpu.cpu_sparse import DeepseekV4CPUAttention
 from vllm.models.deepseek_v4.cpu.model import DeepseekV4ForCausalLM as VllmDeepseekV4ForCausalLM
 
 from vllm_dsv4.cpu.attention import put_on_rings
+from vllm_dsv4.cpu.portable.products import prepare
 from vllm_dsv4.cpu.released import LoadsReleasedForm, bf16_config, must_dequantise
 from vllm_dsv4.cpu.staging import Staging, staging_bytes
 from vllm_dsv4.ring.arena import RingArena
@@ -54,4 +55,5 @@ class DeepseekV4ForCausalLM(LoadsWholeCheckpoint, LoadsReleasedForm, VllmDeepsee
         self.dequantise = must_dequantise(vllm_config)
         attentions = [m for m in self.modules() if isinstance(m, DeepseekV4CPUAttention)]
         self.arena = put_model_on_rings(attentions, vllm_config)
+        prepare(self)
         self.expect_checkpoint(vllm_config)

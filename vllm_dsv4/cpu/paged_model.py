@@ -6,6 +6,7 @@ from vllm.config import VllmConfig
 from vllm.models.deepseek_v4.cpu.cpu_sparse import DeepseekV4CPUAttention
 from vllm.models.deepseek_v4.cpu.model import DeepseekV4ForCausalLM as VllmDeepseekV4ForCausalLM
 
+from vllm_dsv4.cpu.portable.products import prepare
 from vllm_dsv4.cpu.released import LoadsReleasedForm, bf16_config, must_dequantise
 from vllm_dsv4.fixes.paged_swa_builder import PagedSWABackend
 
@@ -16,6 +17,7 @@ class PagedDeepseekV4ForCausalLM(LoadsReleasedForm, VllmDeepseekV4ForCausalLM):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=bf16_config(vllm_config), prefix=prefix)
         self.dequantise = must_dequantise(vllm_config)
+        prepare(self)
         for module in self.modules():
             if isinstance(module, DeepseekV4CPUAttention):
                 module.swa_cache_layer.backend_cls = PagedSWABackend

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vllm.platforms.cpu import CpuPlatform
 
+from vllm_dsv4.cpu.portable import operators
 from vllm_dsv4.fixes import triton_interpreter
 from vllm_dsv4.log import get_logger
 from vllm_dsv4.serving.platform import (
@@ -35,6 +36,11 @@ class Dsv4CpuPlatform(RingPlatform, CpuPlatform):
     """Ray places workers by a resource that a CPU node can declare (``ray start --num-gpus``)."""
 
     _overrides_registered = False
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        super().import_kernels()
+        operators.register_missing()
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:
