@@ -14,29 +14,18 @@ from pathlib import Path
 
 from tests.support import rounding
 from tests.support.fake_distribution import add_distribution
-from tests.support.portable import operators
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def names() -> list[str]:
-    """Modules whose ``install`` vLLM will call, in this order."""
-    found = [operators.__name__] if operators.missing() else []
-    return found + [rounding.__name__] * rounding.wanted()
-
-
 def reach_every_process() -> None:
-    """Let vLLM find the modules of ``names``, here and in processes started from here."""
-    asked = names()
-    if not asked:
+    """Let vLLM call ``rounding.install``, if it is wanted, here and in processes started here."""
+    if not rounding.wanted():
         return
     folder = tempfile.TemporaryDirectory(prefix="tests-under-vllm-")
     atexit.register(folder.cleanup)
-    # vLLM calls plugins in the order of their names here.
-    points = {f"test_{number}": f"{module}:install" for number, module in enumerate(asked)}
-    add_distribution(
-        Path(folder.name), "dsv4-tests-under-vllm", "1", {"vllm.general_plugins": points}
-    )
+    points = {"vllm.general_plugins": {"test_rounding": f"{rounding.__name__}:install"}}
+    add_distribution(Path(folder.name), "dsv4-tests-under-vllm", "1", points)
     added = [folder.name, str(ROOT)]
     sys.path += added
     path = os.environ.get("PYTHONPATH")
@@ -44,10 +33,9 @@ def reach_every_process() -> None:
 
 
 def in_words() -> str:
-    """For the head of a test run: under what it ran."""
-    words = {
-        operators.__name__: "vLLM's library for this processor lacks DeepSeek-V4's operators: "
-        "tests/support/portable computes them",
-        rounding.__name__: "products round by the number of rows",
-    }
-    return "; ".join(words[name] for name in names()) or "vLLM's operators, as they are"
+    """For the head of a test run: under what arithmetic it ran."""
+    bf16 = "avx512_bf16" in Path("/proc/cpuinfo").read_text()
+    words = ["vLLM's own" if bf16 else "the portable ones (no AVX-512 bf16 here)"]
+    if rounding.wanted():
+        words.append("products round by the number of rows")
+    return "; ".join(words)

@@ -44,6 +44,8 @@ def install() -> None:
     from vllm import _custom_ops
     from vllm.model_executor.layers import utils
 
+    from vllm_dsv4.cpu.portable import products
+
     choose = utils.dispatch_cpu_unquantized_gemm
     if getattr(choose, "rounds_by_rows", False):
         return
@@ -55,6 +57,8 @@ def install() -> None:
 
     choose_and_wrap.rounds_by_rows = True  # type: ignore[attr-defined]
     utils.dispatch_cpu_unquantized_gemm = choose_and_wrap
+    plain = products.float_product
+    products.float_product = lambda weight: by_rows(plain(weight))
     _custom_ops.bmm_cpu = batched_by_rows(_custom_ops.bmm_cpu)
 
 

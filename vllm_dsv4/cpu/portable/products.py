@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
 from vllm_dsv4.cpu.portable import operators
+
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 class FloatLinear(UnquantizedLinearMethod):
@@ -37,7 +41,8 @@ class FloatProduct:
         return (found if bias is None else found + bias).to(x.dtype)
 
 
-def float_product(weight: torch.Tensor) -> FloatProduct:
+def float_product(weight: torch.Tensor) -> Product:
+    """What a layer with this weight, ``[columns, width]``, multiplies by."""
     return FloatProduct(weight)
 
 
