@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.engine import engine
-from tests.support.faithful import deviation
+from tests.support.faithful import deviation, measure
 from tests.support.prompts import prompt
 from tests.support.ranks import RankRun, assert_slots_of_the_scheduler, run_of_ranks
 from tests.support.ray_node import LOOPBACK, NO_BINDING, RayNode
@@ -33,9 +33,9 @@ OPTIONS = {
     "tensor_parallel_size": 2,
 }
 PAGED = {"VLLM_DSV4_RING": "0"}
-HALVES = 0.75
-"""Nats: three steps of bf16 at the best logits, which lie between 32 and 64. Summing two rounded
-halves moves them by one step or two; rows of another sequence move them by whole units."""
+HALVES = 3
+"""Steps of bf16 at the best logits. Summing two rounded halves moves them by one step or two; rows
+of another sequence move them by many."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,12 @@ def test_two_ranks_on_rings_give_the_bits_of_two_ranks_on_pages(runs: Runs) -> N
 def test_two_ranks_say_what_one_would(runs: Runs, model: Path) -> None:
     alone = OPTIONS | {"tensor_parallel_size": 1}
     with engine(model, **alone) as reference:
+        own = reference.generate(PROMPTS, max_tokens=TOKENS)
+        noise = measure(reference, reference.logit_step(PROMPTS[0]), PROMPTS, own)
+        allowed = max(HALVES * noise.step, noise.limit)
         for asked, answer in zip(PROMPTS, runs.processes.answers, strict=True):
             found = deviation(reference, asked, answer)
-            assert found.regret < HALVES, f"{len(asked)} tokens: {found}"
-            assert found.logprob < HALVES, f"{len(asked)} tokens: {found}"
+            assert found.worst <= allowed, f"{len(asked)} tokens: {found}, {noise}"
 
 
 @pytest.mark.parametrize("executor", ["processes", "ray"])

@@ -107,7 +107,7 @@ def test_every_command_of_the_cpu_image_runs_and_doctor_is_the_last(
     assert cpu.entry_point == ["vllm", "serve"]
     update, installed, user = cpu_build.calls.read_text().splitlines()
     assert update == "apt-get update"
-    assert installed == "apt-get install --yes --no-install-recommends libnuma1"
+    assert installed == "apt-get install --yes --no-install-recommends gcc libc6-dev libnuma1"
     assert f"--uid {cpu.user} " in user
     assert f"--home-dir {cpu.root}{cpu.folder} " in user, "a volume there would not be the user's"
 

@@ -1,7 +1,10 @@
-"""The tokens on rings (A) are the tokens on vLLM's own paged path (B).
+"""The answers on rings (A) are those of vLLM's own paged path (B).
+
+To the bit where both ran the same batches; elsewhere each answer is scored by the paged path, and
+may be no further off than the paged path is from itself when its batches are composed otherwise.
 
 Engines share process-wide state, so they run one after another: every ring engine first, then the
-paged one, which also scores the answers whose batches it did not share.
+paged one, which also scores.
 """
 
 from __future__ import annotations
@@ -12,15 +15,25 @@ from typing import Any
 
 import pytest
 
-from tests.support.engine import Answer, engine
-from tests.support.faithful import ROUNDING, Deviation, deviation
+from tests.support.engine import Answer, Engine, engine
+from tests.support.faithful import Deviation, Yardstick, deviation, measure
 from tests.support.prompts import prompt
+from tests.support.row_faults import ROW_FAULTS
 
 PAGED = {"VLLM_DSV4_RING": "0"}
+POISON = {"VLLM_DSV4_POISON": "1"}
 LENGTHS = (1, 3, 4, 5, 127, 128, 129, 255, 256, 257, 614, 620, 1500)
+LONG = tuple(n for n in LENGTHS if n > 100)
+TOKENS = 40
+"""With prompts of these lengths, answers cross ends of windows, of groups and of blocks."""
+CHUNKS = (64, 200, 256)
 MANY = [prompt(600 + 3 * i, seed=i) for i in range(32)]
+TOGETHER = slice(8)
+"""Prompts that start and end together in a batch."""
+MANY_TOKENS = 16
 SEEDED = [prompt(n, seed=n) for n in (60, 257, 500)]
-SAMPLING: dict[str, Any] = {"max_tokens": 12, "temperature": 0.7, "seed": 11}
+SAMPLING: dict[str, Any] = {"max_tokens": 12, "temperature": 1e6, "seed": 11}
+"""So hot that the draw decides alone, and no rounding of a logit."""
 AMPLE = 1 << 30
 """Bytes of KV memory with which the paged path holds eight sequences too."""
 ONE_PASS: dict[str, Any] = {"enable_chunked_prefill": False, "max_num_batched_tokens": 2048}
@@ -29,12 +42,19 @@ ONE_PASS: dict[str, Any] = {"enable_chunked_prefill": False, "max_num_batched_to
 
 @dataclass
 class RingRun:
-    """What one engine on rings left behind."""
+    """What one engine on rings left behind.
+
+    Attributes:
+        alone: answers to single prompts, by length.
+        asked: prompts that were asked all at once, and in ``many`` their answers.
+    """
 
     alone: dict[int, Answer] = field(default_factory=dict)
+    alone_scores: dict[int, Deviation] = field(default_factory=dict)
     seeded: list[Answer] = field(default_factory=list)
-    prompts: list[list[int]] = field(default_factory=list)
+    asked: list[list[int]] = field(default_factory=list)
     many: list[Answer] = field(default_factory=list)
+    together: list[Answer] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
     pages_lost: int = 0
     slots_held: int = 0
@@ -42,103 +62,156 @@ class RingRun:
     scores: list[Deviation] = field(default_factory=list)
 
 
-def _run(
-    model: Path,
-    lengths: tuple[int, ...],
-    many: slice,
-    tokens: int,
-    env: dict[str, str] | None = None,
-    **options: Any,
-) -> RingRun:
-    run = RingRun(prompts=MANY[many])
-    with engine(model, env=env, **options) as rings:
+@dataclass
+class Runs:
+    """Every configuration on rings, deliberate faults, and the paged path, which scored them."""
+
+    rings: dict[str, RingRun] = field(default_factory=dict)
+    faults: dict[str, RingRun] = field(default_factory=dict)
+    paged: RingRun = field(default_factory=RingRun)
+    yardstick: Yardstick = field(default_factory=lambda: Yardstick((), 0.0))
+
+
+def _ask_alone(running: Engine, run: RingRun, lengths: tuple[int, ...], tokens: int) -> None:
+    answers = running.one_by_one([prompt(n) for n in lengths], max_tokens=tokens)
+    run.alone = dict(zip(lengths, answers, strict=True))
+    run.seeded = running.one_by_one(SEEDED, **SAMPLING)
+
+
+def _ask_many(running: Engine, run: RingRun, asked: list[list[int]], tokens: int) -> None:
+    with running.counting_preemptions() as preempted:
+        run.asked, run.many = asked, running.generate(asked, max_tokens=tokens)
+    run.preempted += preempted
+
+
+def _count(running: Engine, run: RingRun, free: int) -> None:
+    counts = running.ring_manager.check_integrity()
+    run.pages_lost = free - running.free_pages
+    run.slots_held, run.slots_total = counts.held, counts.total
+
+
+def _same_schedule(model: Path) -> RingRun:
+    run = RingRun()
+    with engine(model, max_num_seqs=8, **ONE_PASS) as rings:
         free = rings.free_pages
-        with rings.counting_preemptions() as run.preempted:
-            run.many = rings.generate(run.prompts, max_tokens=tokens) if run.prompts else []
-        answers = rings.one_by_one([prompt(n) for n in lengths], max_tokens=64)
-        run.alone = dict(zip(lengths, answers, strict=True))
-        run.seeded = rings.one_by_one(SEEDED, **SAMPLING)
-        counts = rings.ring_manager.check_integrity()
-        run.pages_lost = free - rings.free_pages
-        run.slots_held, run.slots_total = counts.held, counts.total
+        run.together = rings.generate(MANY[TOGETHER], max_tokens=MANY_TOKENS)
+        _ask_many(rings, run, MANY, MANY_TOKENS)
+        _ask_alone(rings, run, LENGTHS, TOKENS)
+        _count(rings, run, free)
     return run
 
 
+def _chunked(model: Path, runs: Runs) -> None:
+    """Prompts in chunks, over three slots; each slot is poisoned before it is lent."""
+    with engine(
+        model, env=POISON | {"VLLM_DSV4_SLOTS": "3"}, max_num_batched_tokens=max(CHUNKS)
+    ) as rings:
+        free = rings.free_pages
+        for tokens in CHUNKS:
+            run = runs.rings[f"{tokens}s"] = RingRun()
+            with rings.chunks_of(tokens):
+                _ask_alone(rings, run, LONG, MANY_TOKENS)
+            _count(rings, run, free)
+        run = runs.rings["three slots"] = RingRun()
+        _ask_many(rings, run, MANY[:9], MANY_TOKENS)
+        _count(rings, run, free)
+        for name, fault in ROW_FAULTS.items():
+            run = runs.faults[name] = RingRun()
+            with rings.before_each_step(lambda fault=fault: fault(rings)):
+                _ask_many(rings, run, MANY[:3], MANY_TOKENS)
+
+
 @pytest.fixture(scope="module")
-def runs(model: Path) -> dict[str, RingRun]:
-    """Every configuration on rings, and ``paged``, which has scored the others."""
-    long = tuple(n for n in LENGTHS if n > 100)
-    poison = {"VLLM_DSV4_POISON": "1"}
-    runs = {
-        "same schedule": _run(model, LENGTHS, slice(32), 16, max_num_seqs=8, **ONE_PASS),
-        "64s": _run(model, long, slice(0), 0, max_num_batched_tokens=64),
-        "200s": _run(model, long, slice(0), 0, poison, max_num_batched_tokens=200),
-        "256s": _run(model, long, slice(12), 16, poison, max_num_batched_tokens=256),
-        "preempted": _run(
-            model, (620,), slice(20, 32), 120, poison,
-            max_num_seqs=8, max_num_batched_tokens=200, num_gpu_blocks_override=20,
-        ),
-        "three slots": _run(model, (), slice(9), 16, {"VLLM_DSV4_SLOTS": "3"}, max_num_seqs=8),
-    }  # fmt: skip
+def runs(model: Path) -> Runs:
+    runs = Runs()
+    runs.rings["same schedule"] = _same_schedule(model)
+    _chunked(model, runs)
+    run = runs.rings["preempted"] = RingRun()
+    with engine(
+        model, env=POISON, max_num_seqs=8, max_num_batched_tokens=200, num_gpu_blocks_override=20
+    ) as rings:
+        free = rings.free_pages
+        _ask_many(rings, run, MANY[20:], 120)
+        _count(rings, run, free)
     with engine(model, env=PAGED, max_num_seqs=8, kv_cache_memory_bytes=AMPLE) as paged:
         assert type(paged.model).__name__ == "PagedDeepseekV4ForCausalLM"
         assert len(paged.scheduler.kv_cache_config.kv_cache_groups) > 2
-        answers = paged.one_by_one([prompt(n) for n in LENGTHS], max_tokens=64)
-        runs["paged"] = RingRun(
-            alone=dict(zip(LENGTHS, answers, strict=True)),
-            many=paged.generate(MANY, max_tokens=16),
-            seeded=paged.one_by_one(SEEDED, **SAMPLING),
-        )
-        for name in ("256s", "preempted", "three slots"):
-            run = runs[name]
-            run.scores = [
-                deviation(paged, asked, answer)
-                for asked, answer in zip(run.prompts, run.many, strict=True)
-            ]
+        _ask_alone(paged, runs.paged, LENGTHS, TOKENS)
+        runs.paged.together = paged.generate(MANY[TOGETHER], max_tokens=MANY_TOKENS)
+        _ask_many(paged, runs.paged, MANY, MANY_TOKENS)
+        _score(paged, runs)
     return runs
 
 
+def _score(paged: Engine, runs: Runs) -> None:
+    step = paged.logit_step(MANY[0])
+    runs.yardstick = measure(paged, step, MANY[TOGETHER], runs.paged.many)
+    known = dict(zip(map(tuple, MANY), runs.paged.many, strict=True))
+    for run in (*runs.rings.values(), *runs.faults.values()):
+        run.scores = [
+            deviation(paged, asked, answer, known[tuple(asked)])
+            for asked, answer in zip(run.asked, run.many, strict=True)
+            if len(answer.tokens) <= MANY_TOKENS
+        ]
+        run.alone_scores = {
+            n: deviation(paged, prompt(n), answer, runs.paged.alone[n])
+            for n, answer in run.alone.items()
+        }
+    preempted = runs.rings["preempted"]
+    preempted.scores = [
+        deviation(paged, asked, answer)
+        for asked, answer in zip(preempted.asked, preempted.many, strict=True)
+    ]
+
+
 @pytest.mark.parametrize("length", LENGTHS)
-def test_a_single_prompt_gives_the_same_bits(runs: dict[str, RingRun], length: int) -> None:
-    rings, paged = runs["same schedule"].alone[length], runs["paged"].alone[length]
+def test_a_single_prompt_gives_the_same_bits(runs: Runs, length: int) -> None:
+    rings, paged = runs.rings["same schedule"].alone[length], runs.paged.alone[length]
     assert rings.tokens == paged.tokens
     assert rings.logprobs == paged.logprobs
 
 
-def test_a_full_batch_gives_the_same_bits(runs: dict[str, RingRun]) -> None:
-    """32 prompts of 600 to 700 tokens over 8 slots, scheduled alike."""
-    assert runs["same schedule"].many == runs["paged"].many
+def test_a_batch_that_starts_and_ends_together_gives_the_same_bits(runs: Runs) -> None:
+    assert runs.rings["same schedule"].together == runs.paged.together
 
 
-@pytest.mark.parametrize("chunks", ["64s", "200s", "256s", "preempted"])
-def test_chunk_boundaries_do_not_change_a_token(runs: dict[str, RingRun], chunks: str) -> None:
-    for length, answer in runs[chunks].alone.items():
-        assert answer.tokens == runs["paged"].alone[length].tokens, f"{length} tokens"
+@pytest.mark.parametrize("chunks", [f"{tokens}s" for tokens in CHUNKS])
+def test_chunk_boundaries_change_no_answer(runs: Runs, chunks: str) -> None:
+    scores = runs.rings[chunks].alone_scores
+    assert set(scores) == set(LONG)
+    assert runs.yardstick.beyond(list(scores.values())) == []
 
 
-@pytest.mark.parametrize("chunks", ["same schedule", "64s", "200s", "256s"])
-def test_a_seed_gives_the_same_sample_however_the_prompt_is_cut(
-    runs: dict[str, RingRun], chunks: str
-) -> None:
+@pytest.mark.parametrize("chunks", ["same schedule", *(f"{tokens}s" for tokens in CHUNKS)])
+def test_a_seed_gives_the_same_sample_however_the_prompt_is_cut(runs: Runs, chunks: str) -> None:
     """vLLM's own runner ends the engine here: see ``vllm_dsv4.fixes.seeded_chunks``."""
-    sampled = [answer.tokens for answer in runs[chunks].seeded]
-    assert sampled == [answer.tokens for answer in runs["paged"].seeded]
+    sampled = [answer.tokens for answer in runs.rings[chunks].seeded]
+    assert sampled == [answer.tokens for answer in runs.paged.seeded]
 
 
-@pytest.mark.parametrize("name", ["256s", "preempted", "three slots"])
-def test_batches_of_decodes_and_chunks_are_faithful(runs: dict[str, RingRun], name: str) -> None:
-    """Prefills beside decodes, slots handed on, every slot poisoned before it is lent."""
-    worst = max(score.regret for score in runs[name].scores)
-    assert worst < ROUNDING, [score.regret for score in runs[name].scores]
-    assert max(score.logprob for score in runs[name].scores) < ROUNDING
+@pytest.mark.parametrize("name", ["same schedule", "three slots", "preempted"])
+def test_batches_of_decodes_and_chunks_are_faithful(runs: Runs, name: str) -> None:
+    """32 prompts over 8 slots; prefills beside decodes; slots handed on, poisoned before."""
+    run = runs.rings[name]
+    assert len(run.scores) == len(run.asked)
+    assert runs.yardstick.beyond(run.scores) == []
 
 
-def test_the_small_pool_did_preempt(runs: dict[str, RingRun]) -> None:
-    assert runs["preempted"].preempted
+@pytest.mark.parametrize("fault", ROW_FAULTS)
+def test_a_few_wrong_rows_of_a_window_are_far_from_rounding(runs: Runs, fault: str) -> None:
+    """Unless they are, the scores above prove nothing."""
+    assert runs.yardstick.sees(runs.faults[fault].scores), (
+        runs.faults[fault].scores,
+        runs.yardstick,
+    )
 
 
-def test_a_run_leaves_slots_and_pages_as_they_were(runs: dict[str, RingRun]) -> None:
-    for name, run in runs.items():
+def test_the_small_pool_did_preempt(runs: Runs) -> None:
+    assert runs.rings["preempted"].preempted
+
+
+def test_a_run_leaves_slots_and_pages_as_they_were(runs: Runs) -> None:
+    for name, run in runs.rings.items():
         assert run.pages_lost == 0, name
         assert run.slots_held == 0, name
-    assert runs["three slots"].slots_total == 3
+    assert runs.rings["three slots"].slots_total == 3

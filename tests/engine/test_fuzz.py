@@ -1,7 +1,8 @@
 """Random schedules with far too few slots, pages or snapshots: nothing leaks, no answer changes.
 
 Each seed draws arrivals, lengths, priorities and aborts at every stage of a request's life. Slots
-are poisoned when they are lent, so a row that its owner did not write would show as NaN.
+are poisoned when they are lent, so a row that its owner did not write would show as NaN. Batches
+are never those of a request alone, so answers are held against what rounding alone does here.
 A failure names its world and seed; add a seed that failed to its world's list.
 """
 
@@ -16,20 +17,21 @@ from typing import Any
 import pytest
 
 from tests.support.drafts import ACCEPT, MIXED, REJECT, DraftScript, ngram, watching_drafts
-from tests.support.engine import Answer, Engine, engine
-from tests.support.faithful import ROUNDING, deviation
+from tests.support.engine import Engine, engine
+from tests.support.faithful import Deviation, Yardstick, deviation
 from tests.support.prompts import prompt
+from tests.support.row_faults import take_rows_of_a_neighbour
 from tests.support.schedules import (
     MOST_TOKENS,
     REQUESTS,
     STAGES,
-    Asked,
     Outcome,
     draw,
     leaks,
     play,
 )
 
+PAGED: dict[str, Any] = {"env": {"VLLM_DSV4_RING": "0"}, "kv_cache_memory_bytes": 1 << 30}
 STEM = prompt(768, seed=4)
 PROMPTS = [
     *(prompt(length, seed=length) for length in (240, 250, 505, 1, 5, 100, 120, 129, 390, 620)),
@@ -52,6 +54,8 @@ class World:
     env: dict[str, str] = field(default_factory=dict)
     prompts: tuple[int, ...] = tuple(range(len(PROMPTS)))
     draft_layer: bool = False
+    faulty_seed: int | None = None
+    """One more schedule, through which slots read a neighbour's rows."""
 
     @property
     def scripted(self) -> bool:
@@ -63,6 +67,7 @@ WORLDS = {
         seeds=(1, 2),
         options={"max_num_batched_tokens": 200, "scheduling_policy": "priority"},
         env={"VLLM_DSV4_SLOTS": "2"},
+        faulty_seed=1,
     ),
     "pages": World(
         seeds=(3, 4),
@@ -134,8 +139,9 @@ def draft_by_script(running: Engine, prompts: tuple[int, ...]) -> None:
     script.answers |= {tuple(p): a.tokens for p, a in zip(asked, answers, strict=True)}
 
 
-def run(model: Path, world: World) -> Outcome:
-    outcome = Outcome()
+def run(model: Path, world: World) -> tuple[Outcome, Outcome]:
+    """What the world's schedules leave behind, and what the one with a fault does."""
+    outcome, faulty = Outcome(), Outcome()
     with engine(
         model,
         env={"VLLM_DSV4_POISON": "1"} | world.env,
@@ -150,57 +156,65 @@ def run(model: Path, world: World) -> Outcome:
                 outcome.leaks += [f"seed {seed}: {leak}" for leak in leaks(running, pages)]
         outcome.preemptions, outcome.drafts = len(preempted), drafts
         outcome.hits = running.ring_manager.snapshots.counters.hits
-    return outcome
+        if world.faulty_seed is not None:
+            with running.before_each_step(lambda: take_rows_of_a_neighbour(running)):
+                play(running, draw(world.faulty_seed, world.prompts), PROMPTS, faulty)
+    return outcome, faulty
 
 
 @dataclass
 class Runs:
+    """What became of every world, and how far its answers are from the reference's."""
+
     outcomes: dict[str, Outcome]
-    wrong: dict[str, list[str]]
-    """Of each world, the answers that are not the reference's, in words."""
+    scores: dict[str, list[Deviation]] = field(default_factory=dict)
+    faulty: list[Deviation] = field(default_factory=list)
+    yardstick: Yardstick = field(default_factory=lambda: Yardstick((), 0.0))
 
 
-def _difference(reference: Engine, alone: Answer, asked: Asked, answer: Answer) -> str | None:
-    expected = alone.tokens[: asked.max_tokens]
-    if answer.tokens == expected:
-        gap = max(abs(a - b) for a, b in zip(answer.logprobs, alone.logprobs, strict=False))
-        # Poison would make it NaN, which is not less than anything.
-        return None if gap < ROUNDING else f"{asked}: log-probabilities differ by {gap}"
-    # Another batch rounds differently: the reference itself judges a near-tie.
-    found = deviation(reference, PROMPTS[asked.prompt], answer)
-    if (
-        len(answer.tokens) == asked.max_tokens
-        and found.regret < ROUNDING
-        and found.logprob < ROUNDING
-    ):
-        return None
-    return f"{asked}: {answer.tokens} is not {expected}, {found}"
+def _score(reference: Engine, runs: Runs, faulty: list[Outcome]) -> None:
+    alone = reference.one_by_one(PROMPTS, max_tokens=MOST_TOKENS)
+
+    def scores(outcome: Outcome) -> list[Deviation]:
+        return [
+            deviation(reference, PROMPTS[asked.prompt], answer, alone[asked.prompt])
+            for asked, answer in outcome.finished
+        ]
+
+    together = reference.generate(PROMPTS, max_tokens=MOST_TOKENS)
+    noise = (
+        deviation(reference, asked, answer, expected)
+        for asked, answer, expected in zip(PROMPTS, together, alone, strict=True)
+    )
+    runs.yardstick = Yardstick(tuple(noise), reference.logit_step(PROMPTS[0]))
+    runs.scores = {name: scores(outcome) for name, outcome in runs.outcomes.items()}
+    runs.faulty = [score for outcome in faulty for score in scores(outcome)]
 
 
 @pytest.fixture(scope="module")
 def runs(model: Path, tiny: Callable[..., Path]) -> Runs:
-    outcomes = {
+    played = {
         # The draft layer is one more: the others are the same tensors.
         name: run(tiny(mtp=1) if world.draft_layer else model, world)
         for name, world in WORLDS.items()
     }
-    with engine(model, max_num_seqs=1) as reference:
-        alone = reference.one_by_one(PROMPTS, max_tokens=MOST_TOKENS)
-        wrong = {
-            name: [
-                difference
-                for asked, answer in outcome.finished
-                if (difference := _difference(reference, alone[asked.prompt], asked, answer))
-            ]
-            for name, outcome in outcomes.items()
-        }
-    return Runs(outcomes, wrong)
+    runs = Runs({name: outcome for name, (outcome, _) in played.items()})
+    with engine(model, max_num_seqs=6, **PAGED) as reference:
+        _score(reference, runs, [faulty for _, faulty in played.values()])
+    return runs
 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_finished_answer_is_the_one_computed_alone(runs: Runs, world: str) -> None:
-    assert runs.outcomes[world].finished
-    assert runs.wrong[world] == []
+    finished = runs.outcomes[world].finished
+    assert finished
+    assert all(len(answer.tokens) == asked.max_tokens for asked, answer in finished)
+    assert runs.yardstick.beyond(runs.scores[world]) == [], [asked for asked, _ in finished]
+
+
+def test_rows_of_a_neighbour_are_far_from_rounding(runs: Runs) -> None:
+    """Unless they are, the answers above prove nothing."""
+    assert runs.yardstick.sees(runs.faulty), (runs.faulty, runs.yardstick)
 
 
 @pytest.mark.parametrize("world", WORLDS)

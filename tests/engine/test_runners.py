@@ -47,7 +47,8 @@ def test_the_second_runner_under_the_interpreter(
 def test_compiled(model: Path, tmp_path: Path) -> None:
     """The model traced once, and compiled by inductor, which rounds otherwise than eager mode:
     compiled rings are held against compiled pages."""
-    compiled = OPTIONS | {"enforce_eager": False, "enable_prefix_caching": False}
+    whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": 1024}
+    compiled = OPTIONS | whole | {"enforce_eager": False, "enable_prefix_caching": False}
     runs = []
     for ring in ("1", "0"):
         env = INDUCTOR | {"VLLM_DSV4_RING": ring}
@@ -61,7 +62,8 @@ def test_compiled(model: Path, tmp_path: Path) -> None:
 
 
 def test_compiled_rings_resume_from_a_snapshot(model: Path, tmp_path: Path) -> None:
-    compiled = OPTIONS | {"enforce_eager": False}
+    # Cold and hit, the prompt is cut at its block's end.
+    compiled = OPTIONS | {"enforce_eager": False, "max_num_batched_tokens": 256}
     run = answers_of_a_process(model, tmp_path, INDUCTOR, PROMPTS, TOKENS, **compiled)
     assert run.compiled_graphs > 0
     cold, again = run.answers[2:4]

@@ -15,7 +15,7 @@ from openai import BadRequestError
 
 from tests.support.compose import command, health_command
 from tests.support.engine import Answer
-from tests.support.faithful import ROUNDING, deviation
+from tests.support.faithful import deviation, measure
 from tests.support.monitoring import BY_PROMETHEUS, OF_PROMETHEUS, all_uses
 from tests.support.prompts import prompt
 from tests.support.served import GREEDY, Served
@@ -99,6 +99,7 @@ def test_32_requests_at_once_share_8_slots(served: Served) -> None:
     seen: list[tuple[float, float]] = []
 
     async def answer(tokens: list[int]) -> Answer:
+        """Greedily, beside whatever else is asked."""
         completion = await served.asynchronous.completions.create(
             prompt=tokens, max_tokens=24, logprobs=0, extra_body=IGNORE_EOS, **GREEDY
         )
@@ -117,22 +118,22 @@ def test_32_requests_at_once_share_8_slots(served: Served) -> None:
             seen.append((in_use, now["vllm:dsv4_requests_waiting_for_slot"]))
             await asyncio.sleep(0.1)
 
-    async def ask() -> list[Answer]:
+    async def ask() -> tuple[list[Answer], list[Answer]]:
+        alone = [await answer(tokens) for tokens in prompts[:8]]
         watching = asyncio.create_task(watch())
         answers = await asyncio.gather(*(answer(tokens) for tokens in prompts))
         watching.cancel()
-        return answers
+        return alone, answers
 
-    answers = asyncio.run(ask())
+    alone, answers = asyncio.run(ask())
     assert served.metric("dsv4_slots") == SLOTS
     assert max(in_use for in_use, _ in seen) == SLOTS
     assert max(waiting for _, waiting in seen) > SLOTS
     served.wait_until_idle()
-    for tokens, given in zip(prompts, answers, strict=True):
-        assert len(given.tokens) == 24
-        found = deviation(served, tokens, given)
-        assert found.regret < ROUNDING, f"{len(tokens)} tokens: {found}"
-        assert found.logprob < ROUNDING, f"{len(tokens)} tokens: {found}"
+    assert {len(given.tokens) for given in answers} == {24}
+    yardstick = measure(served, served.logit_step(prompts[-1]), prompts[:8], alone)
+    found = [deviation(served, *pair) for pair in zip(prompts, answers, strict=True)]
+    assert yardstick.beyond(found) == []
 
 
 def test_a_client_that_leaves_gives_back_its_slot_and_pages(served: Served) -> None:

@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from tests.support.engine import Answer
-from tests.support.faithful import ROUNDING, deviation
+from tests.support.faithful import deviation, measure
 from tests.support.prompts import prompt
 from tests.support.served import GREEDY, Served
 from tests.support.server import server, wait_for
@@ -215,7 +215,7 @@ def lend_every_slot(served: Served) -> None:
         stream.close()
 
 
-def answers_alone(served: Served) -> list[tuple[int, ...]]:
+def answers_alone(served: Served) -> list[Answer]:
     """What each prompt's answer is when nothing else is asked."""
     given = []
     for number in range(len(PROMPTS)):
@@ -224,7 +224,9 @@ def answers_alone(served: Served) -> list[tuple[int, ...]]:
             json=request(number, LONGEST_ANSWER),
             timeout=120,
         )
-        given.append(tuple(response.json()["choices"][0]["token_ids"]))
+        (choice,) = response.json()["choices"]
+        scores = choice["logprobs"]["token_logprobs"]
+        given.append(Answer(tuple(choice["token_ids"]), tuple(scores), cached=0))
     return given
 
 
@@ -251,7 +253,7 @@ def test_nothing_is_lost_and_nothing_is_kept(served: Served) -> None:
     parted = [
         (number, answer)
         for number, answer in tally.answers
-        if answer.tokens != alone[number][: len(answer.tokens)]
+        if answer.tokens != alone[number].tokens[: len(answer.tokens)]
     ]
     print(
         f"{sum(tally.outcomes.values())} requests in {seconds:.0f} s: {dict(tally.outcomes)}; "
@@ -267,7 +269,7 @@ def test_nothing_is_lost_and_nothing_is_kept(served: Served) -> None:
     assert [line for line in log.splitlines() if any(alarm in line for alarm in ALARMS)] == []
     assert readings[0].keys() == readings[-1].keys()
     assert resident[-1] - resident[PARTS // 2 - 1] < GROWTH_MIB
-    for number, answer in parted:
-        found = deviation(served, PROMPTS[number], answer)  # type: ignore[arg-type]
-        assert max(found.regret, found.logprob) < ROUNDING, f"prompt {number}: {found}"
+    yardstick = measure(served, served.logit_step(PROMPTS[-1]), PROMPTS[::6], alone[::6])
+    found = [deviation(served, PROMPTS[number], answer) for number, answer in parted]
+    assert yardstick.beyond(found) == [], [number for number, _ in parted]
     assert served.running.stop() == 0

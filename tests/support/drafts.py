@@ -71,11 +71,17 @@ class DraftScript:
 
 @dataclass(frozen=True)
 class Verified:
-    """One draft that a step verified; its row was written either way."""
+    """One draft that a step verified; its row was written either way.
+
+    Attributes:
+        step: number of the engine step that verified it, with all drafts of its request.
+    """
 
     prompt: tuple[int, ...]
     position: int
     accepted: bool
+    token: int
+    step: int
 
 
 @dataclass
@@ -105,7 +111,11 @@ def watching_drafts(engine: Engine) -> Iterator[DraftWatch]:
     scheduler, watch = engine.scheduler, DraftWatch()
     update, preempt = scheduler.update_from_output, scheduler._preempt_request
 
+    steps = 0
+
     def note_verified(scheduled: Any, output: Any) -> Any:
+        nonlocal steps
+        steps += 1
         for name, drafts in scheduled.scheduled_spec_decode_tokens.items():
             request = scheduler.requests.get(name)
             if request is None:
@@ -113,7 +123,8 @@ def watching_drafts(engine: Engine) -> Iterator[DraftWatch]:
             accepted = len(output.sampled_token_ids[output.req_id_to_index[name]]) - 1
             prompt = tuple(request.prompt_token_ids)
             watch.verified += (
-                Verified(prompt, request.num_tokens + i, i < accepted) for i in range(len(drafts))
+                Verified(prompt, request.num_tokens + i, i < accepted, int(token), steps)
+                for i, token in enumerate(drafts)
             )
         return update(scheduled, output)
 

@@ -24,9 +24,6 @@ hundred draws of one rounding; one more step of bf16 in a logit doubles the leas
 FAR = 2.0
 """What a deliberate fault must exceed, in limits, to count as seen by more than luck."""
 
-ROUNDING = 0.15
-"""Nats: what suites allow that do not measure it yet. Processors are known where it is more."""
-
 
 class Reference(Protocol):
     """What scores tokens: an engine in this process, or a served one."""

@@ -28,6 +28,17 @@ class Served:
         names = ("num_requests_running", "dsv4_slots_in_use", "kv_cache_usage_perc")
         wait_for(lambda: not any(self.metric(name) for name in names), 20, f"{names} to be 0")
 
+    def logit_step(self, tokens: list[int]) -> float:
+        """One step of bf16 at the largest logits: no two at a place are nearer, unless equal."""
+        answer = self.client.completions.create(
+            prompt=tokens, max_tokens=1, extra_body={"prompt_logprobs": 2}, **GREEDY
+        )
+        gaps = []
+        for entry in answer.choices[0].model_dump()["prompt_logprobs"][1:]:
+            best, second = sorted((one["logprob"] for one in entry.values()), reverse=True)[:2]
+            gaps.append(best - second)
+        return min(gap for gap in gaps if gap > 1e-3)
+
     def prompt_logprobs(self, tokens: list[int]) -> list[tuple[float, float]]:
         """As ``tests.support.engine.Engine.prompt_logprobs``, asked of the server."""
         answer = self.client.completions.create(
