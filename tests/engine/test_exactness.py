@@ -9,6 +9,7 @@ paged one, which also scores.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,10 @@ MANY = [prompt(600 + 3 * i, seed=i) for i in range(32)]
 TOGETHER = slice(8)
 """Prompts that start and end together in a batch."""
 MANY_TOKENS = 16
-SEEDED = [prompt(n, seed=n) for n in (60, 257, 500)]
-SAMPLING: dict[str, Any] = {"max_tokens": 12, "temperature": 1e6, "seed": 11}
-"""So hot that the draw decides alone, and no rounding of a logit."""
+SEEDED = [prompt(n, seed=n) for n in (70, 257)]
+SEEDS = range(12)
+HOT = 2.0
+"""vLLM's highest temperature: draws decide more than the rounding of a logit does."""
 AMPLE = 1 << 30
 """Bytes of KV memory with which the paged path holds eight sequences too."""
 ONE_PASS: dict[str, Any] = {"enable_chunked_prefill": False, "max_num_batched_tokens": 2048}
@@ -46,12 +48,15 @@ class RingRun:
 
     Attributes:
         alone: answers to single prompts, by length.
+        seeded: the first token of each seeded prompt under each seed, and in ``otherwise`` under
+            other seeds.
         asked: prompts that were asked all at once, and in ``many`` their answers.
     """
 
     alone: dict[int, Answer] = field(default_factory=dict)
     alone_scores: dict[int, Deviation] = field(default_factory=dict)
-    seeded: list[Answer] = field(default_factory=list)
+    seeded: list[int] = field(default_factory=list)
+    otherwise: list[int] = field(default_factory=list)
     asked: list[list[int]] = field(default_factory=list)
     many: list[Answer] = field(default_factory=list)
     together: list[Answer] = field(default_factory=list)
@@ -75,7 +80,15 @@ class Runs:
 def _ask_alone(running: Engine, run: RingRun, lengths: tuple[int, ...], tokens: int) -> None:
     answers = running.one_by_one([prompt(n) for n in lengths], max_tokens=tokens)
     run.alone = dict(zip(lengths, answers, strict=True))
-    run.seeded = running.one_by_one(SEEDED, **SAMPLING)
+    run.seeded = _first_tokens(running, SEEDS)
+
+
+def _first_tokens(running: Engine, seeds: Sequence[int]) -> list[int]:
+    return [
+        answer.tokens[0]
+        for seed in seeds
+        for answer in running.one_by_one(SEEDED, max_tokens=1, temperature=HOT, seed=seed)
+    ]
 
 
 def _ask_many(running: Engine, run: RingRun, asked: list[list[int]], tokens: int) -> None:
@@ -137,6 +150,7 @@ def runs(model: Path) -> Runs:
         assert type(paged.model).__name__ == "PagedDeepseekV4ForCausalLM"
         assert len(paged.scheduler.kv_cache_config.kv_cache_groups) > 2
         _ask_alone(paged, runs.paged, LENGTHS, TOKENS)
+        runs.paged.otherwise = _first_tokens(paged, [seed + len(SEEDS) for seed in SEEDS])
         runs.paged.together = paged.generate(MANY[TOGETHER], max_tokens=MANY_TOKENS)
         _ask_many(paged, runs.paged, MANY, MANY_TOKENS)
         _score(paged, runs)
@@ -164,6 +178,10 @@ def _score(paged: Engine, runs: Runs) -> None:
     ]
 
 
+def agreement(found: Sequence[int], expected: Sequence[int]) -> float:
+    return sum(a == b for a, b in zip(found, expected, strict=True)) / len(expected)
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_single_prompt_gives_the_same_bits(runs: Runs, length: int) -> None:
     rings, paged = runs.rings["same schedule"].alone[length], runs.paged.alone[length]
@@ -184,9 +202,15 @@ def test_chunk_boundaries_change_no_answer(runs: Runs, chunks: str) -> None:
 
 @pytest.mark.parametrize("chunks", ["same schedule", *(f"{tokens}s" for tokens in CHUNKS)])
 def test_a_seed_gives_the_same_sample_however_the_prompt_is_cut(runs: Runs, chunks: str) -> None:
-    """vLLM's own runner ends the engine here: see ``vllm_dsv4.fixes.seeded_chunks``."""
-    sampled = [answer.tokens for answer in runs.rings[chunks].seeded]
-    assert sampled == [answer.tokens for answer in runs.paged.seeded]
+    """vLLM's own runner ends the engine here: see ``vllm_dsv4.fixes.seeded_chunks``.
+
+    A draw that lies between two tokens may fall to either by rounding, so most must agree; of
+    draws by other seeds few do, which is what a generator that was moved on would show.
+    """
+    expected = runs.paged.seeded
+    assert len(expected) == len(SEEDS) * len(SEEDED)
+    assert agreement(runs.paged.otherwise, expected) < 0.5
+    assert agreement(runs.rings[chunks].seeded, expected) > 0.8
 
 
 @pytest.mark.parametrize("name", ["same schedule", "three slots", "preempted"])

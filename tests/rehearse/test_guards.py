@@ -99,15 +99,17 @@ def test_an_eager_engine_owes_no_capture() -> None:
 
 def scored(rings: list[float], paged: list[float]) -> Report:
     """What the paged path made of the answers on rings and of its own."""
-    judge = EngineResult(scored={"rings": rings, "paged": paged})
+    judge = EngineResult(scored={"rings": rings, "paged": paged}, logit_step=0.03125)
     return Report({"rings": EngineResult(stages=list(STAGES)), "paged": judge}, 1.0)
 
 
 def test_an_answer_further_from_the_paged_path_than_it_is_from_itself_fails() -> None:
-    assert scored([0.11, 0.0], [0.04]).ok
+    assert scored([0.07, 0.0], [0.04]).ok
     assert scored([0.13, 0.0], [0.04]).problems == [
-        "an answer lacks 0.130 nats, as paged scores it; up to 0.120 would be rounding"
+        "an answer lacks 0.130 nats, as paged scores it; up to 0.080 would be rounding"
     ]
+    assert scored([0.06, 0.0], [0.0]).ok, "twice a step of a logit"
+    assert not scored([0.07, 0.0], [0.0]).ok
     assert scored([0.13], [0.04]).worst_regret == 0.13
 
 

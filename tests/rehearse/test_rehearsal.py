@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_dsv4.commands.rehearse.library import has_dsv4_operators
 from vllm_dsv4.commands.rehearse.report import Report
 from vllm_dsv4.commands.rehearse.result import STAGES
 from vllm_dsv4.commands.rehearse.run import Options, rehearse
@@ -50,9 +49,8 @@ def test_requests_were_preempted_and_found_prefixes(report: Report) -> None:
 
 
 def test_answers_are_those_of_the_paged_path_up_to_rounding(report: Report) -> None:
-    """And of the CPU path, on processors that it serves on."""
-    judges = ["paged", "cpu"] if has_dsv4_operators() else ["paged"]
-    assert list(report.regrets) == judges
+    """And of the CPU path."""
+    assert list(report.regrets) == ["paged", "cpu"]
     for judge, regret in report.regrets.items():
         assert regret.rings <= regret.allowed, judge
     assert report.problems == []

@@ -36,14 +36,6 @@ class _Library(MetaPathFinder, Loader):
             torch.ops.load_library(str(_path()))
 
 
-def has_dsv4_operators() -> bool:
-    """Whether this processor's library has DeepSeek-V4's operators: vLLM builds them for AVX-512
-    with bf16 only, so elsewhere its CPU path does not serve the model, on rings or without."""
-    import torch
-
-    return bool(torch.cpu._is_avx512_bf16_supported())
-
-
 def _path() -> Path:
     """The library that vLLM's CPU platform would load on this processor.
 

@@ -45,6 +45,7 @@ class EngineResult:
         answered: all of them are there.
         scored: for each engine asked about, of each of its answers, the nats that its worst token
             lacks against the best one here.
+        logit_step: one step of bf16 at the largest logit met while scoring, in nats.
         facts: what was decided at start-up, by name.
     """
 
@@ -60,6 +61,7 @@ class EngineResult:
     answers: list[Spoken] = field(default_factory=list)
     answered: bool = False
     scored: dict[str, list[float]] = field(default_factory=dict)
+    logit_step: float = 0.0
     facts: dict[str, Any] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 from vllm_dsv4.checkpoint.config import Shape
 from vllm_dsv4.checkpoint.errors import BadOption
-from vllm_dsv4.commands.rehearse.library import has_dsv4_operators
 from vllm_dsv4.commands.rehearse.report import CPU, PAGED, RINGS, Report
 from vllm_dsv4.commands.rehearse.result import EngineResult
 
@@ -90,7 +89,7 @@ class Options:
 def rehearse(options: Options) -> Report:
     """Play the scenes on rings, and beside them on vLLM's paged path, which scores the answers.
 
-    Where this processor can, the CPU path scores both.
+    So does the CPU path.
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="vllm-dsv4-rehearse-") as name:
@@ -110,9 +109,7 @@ def rehearse(options: Options) -> Report:
 
 
 def _engines(options: Options) -> list[str]:
-    if not options.compare:
-        return [RINGS]
-    return [RINGS, PAGED, CPU] if has_dsv4_operators() else [RINGS, PAGED]
+    return [RINGS, PAGED, CPU] if options.compare else [RINGS]
 
 
 def _small_model(folder: Path, drafts: str) -> Path:

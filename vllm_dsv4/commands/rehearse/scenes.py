@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ SEED = 5
 POLL_SECONDS = 1.0
 BLOCK = 256
 """Tokens of a paged block; a prefix that is found again is so many."""
+BF16_BITS = 7
+"""Bits of a bf16 number's fraction."""
 VOCABULARY = 4000
 """Ids below it are used: the smallest model has 4,096."""
 
@@ -154,7 +157,9 @@ def score_all(paths: Iterable[Path], stage: Stage) -> None:
         while not (other := EngineResult.read(path)).answered:
             time.sleep(POLL_SECONDS)  # whoever started both ends this one if the other fails
         told[path.stem] = other.answers
-    regrets = iter(score([answer for answers in told.values() for answer in answers], stage))
+    with _largest_logit(stage) as largest:
+        regrets = iter(score([answer for answers in told.values() for answer in answers], stage))
+    stage.result.logit_step = 2.0 ** (math.floor(math.log2(max(largest))) - BF16_BITS)
     stage.result.scored = {name: [next(regrets) for _ in told[name]] for name in told}
 
 
@@ -178,6 +183,25 @@ def score(answers: Sequence[Spoken], stage: Stage) -> list[float]:
         _regret(found[len(a.prompt) : len(text)], a)
         for found, text, a in zip(entries, texts, answers, strict=True)
     ]
+
+
+@contextmanager
+def _largest_logit(stage: Stage) -> Iterator[list[float]]:
+    """The largest logit in magnitude of every call of the head."""
+    model = stage.engine.model_executor.driver_worker.worker.model_runner.model
+    compute = model.compute_logits
+    found: list[float] = []
+
+    def look(*args: Any, **kwargs: Any) -> Any:
+        logits = compute(*args, **kwargs)
+        found.append(float(logits.abs().max()))
+        return logits
+
+    model.compute_logits = look
+    try:
+        yield found
+    finally:
+        model.compute_logits = compute
 
 
 def _regret(entries: Sequence[Any], answer: Spoken) -> float:
