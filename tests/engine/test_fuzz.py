@@ -19,7 +19,7 @@ import pytest
 from tests.support.drafts import ACCEPT, MIXED, REJECT, DraftScript, ngram, watching_drafts
 from tests.support.engine import Engine, engine
 from tests.support.faithful import Deviation, Yardstick, deviation
-from tests.support.prompts import prompt
+from tests.support.prompts import VOCABULARY, prompt
 from tests.support.row_faults import take_rows_of_a_neighbour
 from tests.support.schedules import (
     MOST_TOKENS,
@@ -195,7 +195,7 @@ def _score(reference: Engine, runs: Runs, faulty: list[Outcome]) -> None:
 def runs(model: Path, tiny: Callable[..., Path]) -> Runs:
     played = {
         # The draft layer is one more: the others are the same tensors.
-        name: run(tiny(mtp=1) if world.draft_layer else model, world)
+        name: run(tiny(mtp=1, vocab=VOCABULARY) if world.draft_layer else model, world)
         for name, world in WORLDS.items()
     }
     runs = Runs({name: outcome for name, (outcome, _) in played.items()})

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.engine import Answer, engine
 from tests.support.faithful import Deviation, Yardstick, deviation
-from tests.support.prompts import prompt
+from tests.support.prompts import VOCABULARY, prompt
 from tests.support.row_faults import lose_rows
 
 POISON = {"VLLM_DSV4_POISON": "1"}
@@ -73,7 +73,7 @@ def _run(model: Path, k: int, faulty: list[Answer], **options: Any) -> dict[str,
 
 @pytest.fixture(scope="module")
 def runs(tiny: Callable[..., Path]) -> Runs:
-    model, faulty = tiny(mtp=1), []
+    model, faulty = tiny(mtp=1, vocab=VOCABULARY), []
     drafted = {
         **_run(model, 1, faulty),
         **_run(model, 3, faulty, enable_prefix_caching=True),

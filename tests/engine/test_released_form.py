@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.support.engine import Answer, Engine, engine
-from tests.support.prompts import prompt
+from tests.support.prompts import VOCABULARY, prompt
 from vllm_dsv4.checkpoint.config import Form
 
 PROMPTS = [prompt(length) for length in (3, 130, 300)]
@@ -34,7 +34,7 @@ def without_amx(tiny: Callable[..., Path]) -> dict[Form, list[Answer]]:
     answers = {}
     with patch.object(torch.cpu, "_is_amx_tile_supported", lambda: False):
         for form in (Form.RELEASED, Form.DEQUANTISED):
-            with engine(tiny(form)) as running:
+            with engine(tiny(form, vocab=VOCABULARY)) as running:
                 quantised = running.llm.llm_engine.vllm_config.quant_config is not None
                 assert quantised == (form == Form.RELEASED)
                 answers[form] = _answers(running, quantised_kernels=False)
@@ -52,7 +52,7 @@ def test_rings_give_the_bits_of_pages_with_the_kernels_of_this_processor(
 ) -> None:
     rings = without_amx[Form.RELEASED]
     if HAS_AMX:
-        with engine(tiny(Form.RELEASED)) as running:
+        with engine(tiny(Form.RELEASED, vocab=VOCABULARY)) as running:
             rings = _answers(running, quantised_kernels=True)
-    with engine(tiny(Form.RELEASED), env={"VLLM_DSV4_RING": "0"}) as running:
+    with engine(tiny(Form.RELEASED, vocab=VOCABULARY), env={"VLLM_DSV4_RING": "0"}) as running:
         assert _answers(running, quantised_kernels=HAS_AMX) == rings

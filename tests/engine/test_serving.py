@@ -26,6 +26,12 @@ IGNORE_EOS = {"ignore_eos": True, "return_token_ids": True}
 
 
 @pytest.fixture(scope="module")
+def model(tiny) -> Path:
+    """With the whole vocabulary: texts are asked of it."""
+    return tiny()
+
+
+@pytest.fixture(scope="module")
 def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """What the compose file starts without a card, one after the other.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.engine import engine
-from tests.support.prompts import prompt
+from tests.support.prompts import VOCABULARY, prompt
 from vllm_dsv4.ring.manager import RingManager
 
 PROMPTS = [prompt(length) for length in (5, 300, 620)]
@@ -25,7 +25,7 @@ PROMPTS += [[*PROMPTS[-1], 7, 7, 7]]
 def test_other_group_tables_serve_the_same_tokens(
     tiny: Callable[..., Path], ratios: tuple[int, ...]
 ) -> None:
-    model = tiny(ratios=ratios)
+    model = tiny(ratios=ratios, vocab=VOCABULARY)
     with engine(
         model, env={"VLLM_DSV4_POISON": "1"}, enable_prefix_caching=True, max_num_batched_tokens=200
     ) as rings:

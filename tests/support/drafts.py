@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tests.support.prompts import VOCABULARY
+
 if TYPE_CHECKING:
     from tests.support.engine import Engine
 
@@ -66,7 +68,7 @@ class DraftScript:
         drafts = list(self.answers[prompt][done : done + k])
         mode = self.modes[prompt]
         wrong_from = {ACCEPT: k, REJECT: 0, MIXED: (len(tokens) * 7 + done) % (k + 1)}[mode]
-        return [t if i < wrong_from else (t + 1) % 100_000 for i, t in enumerate(drafts)]
+        return [t if i < wrong_from else (t + 1) % VOCABULARY for i, t in enumerate(drafts)]
 
 
 @dataclass(frozen=True)

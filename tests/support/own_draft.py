@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.prompts import VOCABULARY
 from vllm_dsv4.checkpoint.config import Shape
 from vllm_dsv4.checkpoint.weights import EMBEDDING
 from vllm_dsv4.checkpoint.write import make_tiny
@@ -38,7 +39,7 @@ _DRAFT = "mtp.0."
 
 def make_own_draft(folder: Path) -> Path:
     """Write the checkpoint into a new folder, and return it."""
-    make_tiny(folder, Shape(ratios=_RATIOS, mtp=1))
+    make_tiny(folder, Shape(ratios=_RATIOS, mtp=1, vocab=VOCABULARY))
     files = {path: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
     tensors = {name: value for held in files.values() for name, value in held.items()}
     for path, held in files.items():

@@ -46,7 +46,7 @@ def vllm_config(load_format: str = "auto", **parallel: bool) -> Any:
         load_config=SimpleNamespace(load_format=load_format),
         parallel_config=SimpleNamespace(**chosen),
         speculative_config=None,
-        model_config=SimpleNamespace(hf_config=hf_config(), model="org/model"),
+        model_config=SimpleNamespace(hf_config=hf_config(), model="org/model", hf_overrides={}),
     )
 
 

@@ -152,6 +152,9 @@ def play(names: Iterable[str], stage: Stage) -> None:
 
 def score_all(paths: Iterable[Path], stage: Stage) -> None:
     """Score the answers of engines, each of which may still be at it, under its file's name."""
+    paths = list(paths)
+    if not paths:
+        return
     told: dict[str, list[Spoken]] = {}
     for path in paths:
         while not (other := EngineResult.read(path)).answered:
