@@ -159,7 +159,7 @@ def runs(model: Path) -> Runs:
 
 def _score(paged: Engine, runs: Runs) -> None:
     step = paged.logit_step(MANY[0])
-    runs.yardstick = measure(paged, step, MANY[TOGETHER], runs.paged.many)
+    runs.yardstick = measure(paged, step, MANY[TOGETHER], runs.paged.many[TOGETHER])
     known = dict(zip(map(tuple, MANY), runs.paged.many, strict=True))
     for run in (*runs.rings.values(), *runs.faults.values()):
         run.scores = [
