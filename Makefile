@@ -16,7 +16,7 @@ export OMP_NUM_THREADS
 SUITES := $(wildcard $(addprefix tests/,ring cpu commands fixes deploy packaging kernels rocm rehearse engine clients cluster soak))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick test-rounding rehearse-all soak bench coupling lint types clean $(SUITES)
+.PHONY: help setup demo test test-quick test-rounding rehearse-all soak engine-answers engine-others bench coupling lint types clean $(SUITES)
 
 help:
 	@echo "make setup       make or refresh $(VENV)"
@@ -57,12 +57,20 @@ types: setup
 test-quick: setup
 	$(PYTEST) tests/unit
 
-# Two suites at a time, the longest from the start; those that start several workers come last.
+# Two suites at a time, the longest from the start; those that start several workers come last. The
+# engine's tests are by far the longest, and are two suites here.
 ALONE := $(filter tests/cluster tests/soak,$(SUITES))
+ANSWERS := $(addprefix tests/engine/test_,exactness.py fuzz.py mtp.py own_draft.py speculation.py)
 test: lint types test-quick
-	@$(MAKE) --no-print-directory -j2 \
-		$(filter tests/engine,$(SUITES)) $(filter-out tests/engine $(ALONE),$(SUITES))
+	@$(MAKE) --no-print-directory -j2 engine-answers engine-others \
+		$(filter-out tests/engine $(ALONE),$(SUITES))
 	@set -e; for suite in $(ALONE); do $(MAKE) --no-print-directory $$suite; done
+
+engine-answers: setup
+	$(PYTEST) $(ANSWERS)
+
+engine-others: setup
+	$(PYTEST) $(filter-out $(ANSWERS),$(wildcard tests/engine/test_*.py))
 
 # Any suite can run so: TEST_ROUNDING=rows make tests/engine.
 test-rounding: setup

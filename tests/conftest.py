@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import shutil
 from collections.abc import Callable
@@ -55,10 +56,14 @@ def tiny() -> Callable[..., Path]:
 
         name = "-".join([form, *(f"{key}={shape[key]}" for key in sorted(shape))])
         folder = CACHE / code / name.replace(" ", "")
-        if not (folder / ".complete").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            make_tiny(folder, Shape(**shape), form=Form(form))  # type: ignore[arg-type]
-            (folder / ".complete").touch()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Suites run two at a time, and may want the same one.
+        with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / ".complete").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                make_tiny(folder, Shape(**shape), form=Form(form))  # type: ignore[arg-type]
+                (folder / ".complete").touch()
         return folder
 
     return make
