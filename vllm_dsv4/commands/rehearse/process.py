@@ -32,6 +32,7 @@ class Request:
         scenes: names of ``scenes.SCENES`` to play, in order.
         score: results of engines whose answers are to be scored, its own included. Another's may
             still be under way.
+        score_up_to: tokens of the longest text that is scored; None scores all.
     """
 
     model: str
@@ -39,6 +40,7 @@ class Request:
     options: dict[str, Any]
     scenes: list[str]
     score: list[str] = field(default_factory=list)
+    score_up_to: int | None = None
 
 
 def rehearse(request: Request, path: Path) -> None:
@@ -121,7 +123,7 @@ def _serve(request: Request, stages: Stages) -> None:
     with stages.stage("generate"):
         play(request.scenes, stage)
         stage.result.write(stages.path)
-        score_all(map(Path, request.score), stage)
+        score_all(map(Path, request.score), stage, request.score_up_to)
     with stages.stage("shutdown"):
         llm.llm_engine.engine_core.shutdown()
         del llm, stage

@@ -38,6 +38,9 @@ SCENES = ("short", "preempted", "session")
 SLEEP_SCENES = ("slept", "forgotten")
 YARDSTICK_SCENES = ("short", "preempted")
 """What the paged path answers itself."""
+PAGED_SCORES_UP_TO = 64
+"""Tokens of a text. A prompt takes the paged path's kernels seconds a token under the interpreter,
+so what is longer is scored by the CPU path only."""
 JUDGE: dict[str, Any] = {
     "enforce_eager": True,
     "enable_prefix_caching": False,
@@ -144,6 +147,7 @@ def _request(name: str, folder: Path, model: Path, options: Options) -> dict[str
         "options": _options(name, options),
         "scenes": {RINGS: scenes, PAGED: list(YARDSTICK_SCENES), CPU: []}[name],
         "score": [] if name == RINGS else [str(folder / other) for other in (RINGS, PAGED)],
+        "score_up_to": PAGED_SCORES_UP_TO if name == PAGED else None,
     }
 
 

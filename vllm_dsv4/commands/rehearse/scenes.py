@@ -150,8 +150,12 @@ def play(names: Iterable[str], stage: Stage) -> None:
     stage.result.answered = True
 
 
-def score_all(paths: Iterable[Path], stage: Stage) -> None:
-    """Score the answers of engines, each of which may still be at it, under its file's name."""
+def score_all(paths: Iterable[Path], stage: Stage, up_to: int | None = None) -> None:
+    """Score the answers of engines, each of which may still be at it, under its file's name.
+
+    Args:
+        up_to: tokens of the longest text that is scored, if not all are.
+    """
     paths = list(paths)
     if not paths:
         return
@@ -159,7 +163,11 @@ def score_all(paths: Iterable[Path], stage: Stage) -> None:
     for path in paths:
         while not (other := EngineResult.read(path)).answered:
             time.sleep(POLL_SECONDS)  # whoever started both ends this one if the other fails
-        told[path.stem] = other.answers
+        told[path.stem] = [
+            answer
+            for answer in other.answers
+            if up_to is None or len(answer.prompt) + len(answer.tokens) <= up_to
+        ]
     with _largest_logit(stage) as largest:
         regrets = iter(score([answer for answers in told.values() for answer in answers], stage))
     stage.result.logit_step = 2.0 ** (math.floor(math.log2(max(largest))) - BF16_BITS)
