@@ -6,6 +6,7 @@ They stand in for vLLM's own only where a processor lacks those; they are tried 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -116,6 +117,39 @@ def test_a_closed_group_is_the_softmax_mean_of_its_window(ratio: int, head: int)
         scale = cache[0, 2 * head : 2 * head + 8].view(torch.float32)[1]
         stored = cache[0, head : 2 * head].view(FN).float() * scale
     assert (stored.double() - normed).norm() < 0.03 * normed.norm()
+
+
+def test_no_result_shares_memory_with_an_argument() -> None:
+    """torch.compile refuses an operator that returns what it was given."""
+    gates, experts = torch.randn(3, 8, generator=generator()), torch.zeros(3, 2, dtype=torch.int32)
+    x, out = torch.ones(3, 4, 256).bfloat16(), torch.ones(3, 256).bfloat16()
+    fn, scale, base = torch.ones(24, 1024), torch.ones(3), torch.ones(24)
+    post, comb = torch.ones(3, 4), torch.ones(3, 4, 4)
+    q, positions, cos_sin = torch.ones(3, 4, 512).bfloat16(), torch.arange(3), torch.ones(8, 64)
+    cache = torch.zeros(1, ROWS * fp8_ds_mla.ROW_BYTES, dtype=torch.uint8)
+    calls: dict[str, tuple[Any, ...]] = {
+        "convert_weight_packed": (fn,),
+        "fused_qnorm_rope_kv_insert_cpu": (
+            q, q[:, 0].contiguous(), positions, cache, positions, cos_sin, 4, 1e-6, ROWS
+        ),
+        "inverse_gptj_rope_o_proj_cpu": (q.float(), positions, cos_sin, 64),
+        "hc_pre_fused_cpu": (x, fn, scale, base, 4, 20, 1e-6, 1e-6),
+        "hc_post_fused_cpu": (out, x, post, comb),
+        "hc_head_fused_cpu": (x, fn[:4], scale[:1], base[:4], 1e-6, 1e-6),
+        "biased_topk_cpu": (out, gates, gates[0], 2, True, "sqrtsoftplus", 0, 1.5, True),
+        "hash_topk_cpu": (gates, experts, 2, "sqrtsoftplus", 0, 8, 1.5),
+    }  # fmt: skip
+    returning = {
+        schema.partition("(")[0]: compute
+        for schema, compute in operators.OPERATORS.items()
+        if not schema.endswith("-> ()")
+    }
+    assert calls.keys() == returning.keys()
+    for name, arguments in calls.items():
+        results = returning[name](*arguments)
+        given = {a.untyped_storage().data_ptr() for a in arguments if isinstance(a, torch.Tensor)}
+        for result in results if isinstance(results, tuple) else (results,):
+            assert result.untyped_storage().data_ptr() not in given, name
 
 
 def test_the_platform_registers_what_vllms_library_lacks_and_nothing_else() -> None:

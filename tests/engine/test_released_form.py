@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
 from tests.support.engine import Answer, Engine, engine
 from tests.support.prompts import VOCABULARY, prompt
@@ -23,8 +24,8 @@ HAS_AMX = torch.cpu._is_amx_tile_supported()
 
 
 def _answers(running: Engine, quantised_kernels: bool) -> list[Answer]:
-    method = type(running.model.model.layers[0].attn.wq_b.quant_method).__name__
-    assert ("Unquantized" not in method) == quantised_kernels, method
+    method = running.model.model.layers[0].attn.wq_b.quant_method
+    assert isinstance(method, UnquantizedLinearMethod) != quantised_kernels, method
     return running.one_by_one(PROMPTS, max_tokens=16)
 
 

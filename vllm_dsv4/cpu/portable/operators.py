@@ -275,7 +275,8 @@ def _streams_head(
 def _route(weights: torch.Tensor, chosen: torch.Tensor, factor: float | None) -> Any:
     picked = weights.gather(1, chosen.long())
     picked = picked / picked.sum(dim=1, keepdim=True) * (factor or 1.0)
-    return picked, chosen.int()
+    # torch.compile takes no result that is an argument.
+    return picked, chosen.to(torch.int32, copy=True)
 
 
 def _biased_topk(
