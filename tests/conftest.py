@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.everywhere import in_words, reach_every_process
+from tests.support.faithful import COMPARED
 
 reach_every_process()
 
@@ -31,6 +32,13 @@ MARKERS = {
 
 def pytest_report_header() -> str:
     return f"operators: {in_words()}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if COMPARED:
+        terminalreporter.section("answers scored by the reference, in nats")
+        for line in COMPARED:
+            terminalreporter.write_line(line)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,6 +10,7 @@ the reference held against itself, its batches composed otherwise.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -120,6 +121,7 @@ class Yardstick:
 
     def beyond(self, found: Sequence[Deviation]) -> list[str]:
         """The answers that rounding does not explain, in words."""
+        self._note(f"worst of {len(found)} answers", found)
         return [
             f"answer {number}: {one}, where {self.limit:.3f} is allowed"
             for number, one in enumerate(found)
@@ -128,7 +130,20 @@ class Yardstick:
 
     def sees(self, faulty: Sequence[Deviation]) -> bool:
         """Whether a deliberate fault lies far outside."""
+        self._note("deliberate fault", faulty)
         return max(one.worst for one in faulty) > FAR * self.limit
+
+    def _note(self, what: str, found: Sequence[Deviation]) -> None:
+        test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0]
+        noise = _largest(one.worst for one in self.noise)
+        COMPARED.append(
+            f"{test}: {what} {_largest(one.worst for one in found):.3f}, limit {self.limit:.3f} "
+            f"(the reference against itself {noise:.3f}, a step of bf16 {self.step:.3f})"
+        )
+
+
+COMPARED: list[str] = []
+"""What was held against a yardstick in this process, for the report of a test run."""
 
 
 def measure(
