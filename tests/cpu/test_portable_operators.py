@@ -138,6 +138,9 @@ def test_no_result_shares_memory_with_an_argument() -> None:
         "hc_head_fused_cpu": (x, fn[:4], scale[:1], base[:4], 1e-6, 1e-6),
         "biased_topk_cpu": (out, gates, gates[0], 2, True, "sqrtsoftplus", 0, 1.5, True),
         "hash_topk_cpu": (gates, experts, 2, "sqrtsoftplus", 0, 8, 1.5),
+        "fp8_paged_mqa_logits_cpu": (
+            torch.ones(3, 4, 128).to(FN), cache, post, positions, torch.zeros(3, 1).int(), ROWS, 3
+        ),
     }  # fmt: skip
     returning = {
         schema.partition("(")[0]: compute

@@ -43,7 +43,8 @@ def make_own_draft(folder: Path) -> Path:
     files = {path: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
     tensors = {name: value for held in files.values() for name, value in held.items()}
     for path, held in files.items():
-        changed = {name: _changed(name, tensors).contiguous() for name in held}
+        # A file keeps no tensor twice, so what the draft layer shares with the model is copied.
+        changed = {name: _changed(name, tensors).contiguous().clone() for name in held}
         save_file(changed, path, metadata={"format": "pt"})
     return folder
 

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from vllm_dsv4.cpu.portable import indexer
+
 SOURCE = Path(__file__).with_name("operators.c")
 COMPILER = "cc"
 FLAGS = (
@@ -343,5 +345,14 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "hash_topk_cpu(Tensor gating_output, Tensor tid2eid, int topk, str scoring_func, "
     "int num_fused_shared_experts, int num_experts, float routed_scaling_factor) "
     "-> (Tensor, Tensor)": _hash_topk,
+    "fused_indexer_q_rope_quant_cpu(Tensor positions, Tensor index_q, "
+    "Tensor index_q_cos_sin_cache, Tensor(a!) index_q_fp8, Tensor index_weights, "
+    "float index_weights_softmax_scale, float index_weights_head_scale, "
+    "Tensor(b!) index_weights_out) -> ()": indexer.quantise_queries,
+    "fp8_paged_mqa_logits_cpu(Tensor q_fp8, Tensor kvcache_fp8, Tensor weight, Tensor seq_lens, "
+    "Tensor page_table, int block_size, int max_seq_len) -> Tensor": indexer.score_keys,
+    "topk_transform_512_cpu(Tensor scores, Tensor seq_lens, Tensor page_tables, "
+    "Tensor(a!) out_page_indices, int page_size, Tensor(b!)? out_raw_indices) "
+    "-> ()": indexer.pick_keys,
 }
 """Schema, as vLLM's library has it (``csrc/cpu/torch_bindings.cpp``), to what computes it."""
