@@ -23,7 +23,8 @@ from tests.support.row_faults import ROW_FAULTS
 
 PAGED = {"VLLM_DSV4_RING": "0"}
 POISON = {"VLLM_DSV4_POISON": "1"}
-LENGTHS = (1, 3, 4, 5, 127, 128, 129, 255, 256, 257, 614, 620, 1500)
+LENGTHS = (1, 3, 4, 5, 127, 128, 129, 255, 256, 257, 614, 620, 1500, 2100)
+"""Of the last one the indexer no longer picks all groups."""
 LONG = tuple(n for n in LENGTHS if n > 100)
 TOKENS = 40
 """With prompts of these lengths, answers cross ends of windows, of groups and of blocks."""
@@ -38,7 +39,8 @@ HOT = 2.0
 """vLLM's highest temperature: draws decide more than the rounding of a logit does."""
 AMPLE = 1 << 30
 """Bytes of KV memory with which the paged path holds eight sequences too."""
-ONE_PASS: dict[str, Any] = {"enable_chunked_prefill": False, "max_num_batched_tokens": 2048}
+CONTEXT: dict[str, Any] = {"max_model_len": 2176}
+ONE_PASS = CONTEXT | {"enable_chunked_prefill": False, "max_num_batched_tokens": 2176}
 """How vLLM runs the paged path here: whole prompts. The same schedule gives the same batches."""
 
 
@@ -117,7 +119,7 @@ def _same_schedule(model: Path) -> RingRun:
 def _chunked(model: Path, runs: Runs) -> None:
     """Prompts in chunks, over three slots; each slot is poisoned before it is lent."""
     with engine(
-        model, env=POISON | {"VLLM_DSV4_SLOTS": "3"}, max_num_batched_tokens=max(CHUNKS)
+        model, env=POISON | {"VLLM_DSV4_SLOTS": "3"}, max_num_batched_tokens=max(CHUNKS), **CONTEXT
     ) as rings:
         free = rings.free_pages
         for tokens in CHUNKS:
@@ -146,7 +148,7 @@ def runs(model: Path) -> Runs:
         free = rings.free_pages
         _ask_many(rings, run, MANY[20:], 120)
         _count(rings, run, free)
-    with engine(model, env=PAGED, max_num_seqs=8, kv_cache_memory_bytes=AMPLE) as paged:
+    with engine(model, env=PAGED, max_num_seqs=8, kv_cache_memory_bytes=AMPLE, **CONTEXT) as paged:
         assert type(paged.model).__name__ == "PagedDeepseekV4ForCausalLM"
         assert len(paged.scheduler.kv_cache_config.kv_cache_groups) > 2
         _ask_alone(paged, runs.paged, LENGTHS, TOKENS)
