@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 
 from tests.support.drafted_answers import drafts_of_the_second_runner
-from tests.support.drafts import ngram, watching_drafts
+from tests.support.drafts import Verified, ngram, watching_drafts
 from tests.support.engine import Answer, Engine, engine
 from tests.support.faithful import Yardstick, deviation, deviations
 from tests.support.own_draft import AGREES_FROM, ANSWERED, make_own_draft
@@ -27,8 +27,8 @@ PROMPTS = [prompt(AGREES_FROM + more) for more in (1, 20, 120, 250, 490)]
 OPTIONS = {"max_model_len": 1024, "max_num_batched_tokens": 1024}
 WRONG = ANSWERED + 1
 NEARLY_ALL = 0.95
-"""Every draft is accepted where this was written. Elsewhere one may part from the target at a
-near-tie, where a machine rounds otherwise."""
+"""Of the drafts that the model's own choice was held against. One may part from it at a near-tie,
+since a verify step has other rows than a draft step; reading wrong rows is wrong far more often."""
 
 
 @contextmanager
@@ -68,7 +68,11 @@ def accepted_share(running: Engine, prompts: Sequence[list[int]]) -> tuple[float
     """Of the drafts of these prompts, each alone in the engine."""
     with watching_drafts(running) as watch:
         answers = running.one_by_one(prompts, max_tokens=TOKENS)
-    return sum(watch.accepted()) / len(watch.accepted()), answers
+    return share(watch.judged()), answers
+
+
+def share(judged: Sequence[Verified]) -> float:
+    return sum(one.accepted for one in judged) / len(judged)
 
 
 @dataclass
@@ -130,13 +134,13 @@ def test_a_draft_that_is_the_model_itself_is_accepted(own_draft: Path, plain: Pl
         with every_other_step_drafts_wrong(running), watching_drafts(running) as rejecting:
             corrected = running.one_by_one(PROMPTS, max_tokens=TOKENS)
     assert right > NEARLY_ALL, right
-    assert sum(watch.accepted()) > NEARLY_ALL * len(watch.accepted())
-    assert faulty < 0.8, f"acceptance does not see the wrong rows: {faulty}"
+    assert share(watch.judged()) > NEARLY_ALL
+    assert 1 - faulty > 2 * (1 - NEARLY_ALL), f"the wrong rows are not seen: {faulty}"
     wrong = {one.step for one in rejecting.verified if one.token == WRONG}
-    after = [one.accepted for one in rejecting.verified if one.step not in wrong]
+    after = [one for one in rejecting.judged() if one.step not in wrong]
     assert len(wrong) > len(PROMPTS)
     assert not any(one.accepted for one in rejecting.verified if one.step in wrong)
-    assert sum(after) > NEARLY_ALL * len(after) > 0, "rejected rows were read"
+    assert share(after) > NEARLY_ALL, "rejected rows were read"
     answers = [*drafted, *together, *unharmed, *corrected]
     assert plain.beyond(PROMPTS * 4, answers, plain.answers * 4) == []
 

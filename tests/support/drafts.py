@@ -102,6 +102,18 @@ class DraftWatch:
         wanted = {tuple(prompt) for prompt in prompts}
         return [one.accepted for one in self.verified if not wanted or one.prompt in wanted]
 
+    def judged(self) -> list[Verified]:
+        """The drafts that the model's own choice was held against: those behind a rejected one
+        follow another text."""
+        known: set[tuple[tuple[int, ...], int]] = set()
+        found = []
+        for one in self.verified:
+            if (one.prompt, one.step) not in known:
+                found.append(one)
+            if not one.accepted:
+                known.add((one.prompt, one.step))
+        return found
+
     def phases(self, period: int, accepted: bool) -> set[int]:
         """Positions, modulo ``period``, at which a draft was accepted, or was rejected."""
         return {one.position % period for one in self.verified if one.accepted == accepted}
