@@ -16,14 +16,15 @@ export OMP_NUM_THREADS
 SUITES := $(wildcard $(addprefix tests/,ring cpu commands fixes deploy packaging kernels rocm rehearse engine clients cluster soak))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick test-rounding rehearse-all soak engine-answers engine-others bench coupling lint types clean $(SUITES)
+.PHONY: help setup demo test test-quick test-rounding faults rehearse-all soak engine-answers engine-others engine-rounding bench coupling lint types clean $(SUITES)
 
 help:
 	@echo "make setup       make or refresh $(VENV)"
 	@echo "make demo        generate with rings on a small model, and show what they save"
 	@echo "make test        lint, types, then every test suite"
 	@echo "make test-quick  the tests that take seconds"
-	@echo "make test-rounding  hits compared where products round by the number of rows"
+	@echo "make test-rounding  the tests with engines where products round by the number of rows"
+	@echo "make faults      every deliberate fault, each put into a copy and seen by its test"
 	@echo "make rehearse-all  the whole ROCm engine on CPU tensors, every graph mode and draft"
 	@echo "make soak        the long randomised runs at full size: about 20 minutes"
 	@echo "make bench       time rings against vLLM's paged path"
@@ -62,7 +63,7 @@ test-quick: setup
 ALONE := $(filter tests/cluster tests/soak,$(SUITES))
 ANSWERS := $(addprefix tests/engine/test_,exactness.py fuzz.py mtp.py own_draft.py speculation.py)
 test: lint types test-quick
-	@$(MAKE) --no-print-directory -j2 engine-answers engine-others \
+	@$(MAKE) --no-print-directory -j2 engine-answers engine-others engine-rounding \
 		$(filter-out tests/engine $(ALONE),$(SUITES))
 	@set -e; for suite in $(ALONE); do $(MAKE) --no-print-directory $$suite; done
 
@@ -72,12 +73,15 @@ engine-answers: setup
 engine-others: setup
 	$(PYTEST) $(filter-out $(ANSWERS),$(wildcard tests/engine/test_*.py))
 
-# Any suite can run so: TEST_ROUNDING=rows make tests/engine.
-test-rounding: setup
+# Bits and scores where products round by the number of rows. Any suite can run so.
+engine-rounding: setup
 	TEST_ROUNDING=rows $(PYTEST) tests/engine/test_prefix_cache.py
 
-$(SUITES): setup
-	$(PYTEST) $@
+test-rounding: setup
+	TEST_ROUNDING=rows $(PYTEST) tests/engine
+
+faults: setup
+	$(RUN) -m tests.faults
 
 REHEARSE := $(RUN) -m vllm_dsv4.commands.cli.main rehearse
 rehearse-all: setup
