@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from vllm_dsv4.kernels.indexer_cache import IndexerCache
+
+from vllm_dsv4.ring.geometry import INDEX_HEAD_DIM
 
 ROPE = 64
 LEAST = 1e-4
@@ -67,7 +68,6 @@ def score_keys(
         ``[tokens, width]`` float32; minus infinity past a token's keys.
     """
     scores = torch.full((len(queries), width), -torch.inf)
-    keys = IndexerCache(cache.view(torch.uint8), rows, torch.float8_e4m3fn)
     seen = lengths.tolist()
     start = 0
     for size in torch.unique_consecutive(blocks, dim=0, return_counts=True)[1].tolist():
@@ -75,12 +75,22 @@ def score_keys(
         tokens = range(start, start + size)
         start += size
         at = torch.arange(max(seen[token] for token in tokens))
-        known = keys.load_rows(blocks[tokens[0]].long()[at // rows], at % rows)
+        known = _load_keys(cache.view(torch.uint8), rows, blocks[tokens[0]].long()[at // rows], at)
         for token in tokens:
             # A token at a time: its scores do not depend on what else is in the batch.
             each = queries[token].float() @ known[: seen[token]].T
             scores[token, : seen[token]] = weights[token] @ each.relu_()
     return scores
+
+
+def _load_keys(
+    cache: torch.Tensor, rows: int, blocks: torch.Tensor, at: torch.Tensor
+) -> torch.Tensor:
+    """``[keys, 128]`` float32: a block is its rows' fp8 values, then their float32 scales."""
+    values = cache[:, : rows * INDEX_HEAD_DIM].unflatten(1, (rows, -1))[blocks, at % rows]
+    scales = cache[:, rows * INDEX_HEAD_DIM :][:, : rows * 4].unflatten(1, (rows, 4))
+    scale = scales[blocks, at % rows].contiguous().view(torch.float32)
+    return values.contiguous().view(torch.float8_e4m3fn).float() * scale
 
 
 def pick_keys(
