@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 
-
 from vllm_dsv4.ring.geometry import INDEX_HEAD_DIM
 
 ROPE = 64
