@@ -30,12 +30,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GIB",
         help="all weights; each card holds its share (default: %(default)g)",
     )
+    parser.add_argument(
+        "--experts-gib",
+        type=float,
+        default=None,
+        metavar="GIB",
+        help="of the routed experts among them (default: what the model's config says)",
+    )
     parser.add_argument("--max-model-len", type=int, default=131072, metavar="TOKENS")
     parser.add_argument(
-        "--max-num-seqs", type=int, default=256, metavar="N", help="also the number of slots"
+        "--max-num-seqs",
+        type=int,
+        default=256,
+        metavar="N",
+        help="also the number of slots of an engine",
     )
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192, metavar="TOKENS")
     parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="CARDS")
+    parser.add_argument(
+        "--data-parallel-size",
+        type=int,
+        default=1,
+        metavar="ENGINES",
+        help="engines of --tensor-parallel-size cards each, which share the experts",
+    )
+    parser.add_argument(
+        "--enable-expert-parallel",
+        action="store_true",
+        help="whole experts on each card, over the cards of all engines",
+    )
     parser.add_argument(
         "--speculative-tokens", type=int, default=0, metavar="K", help="drafts of a step"
     )
@@ -69,10 +92,13 @@ def run(args: argparse.Namespace) -> int:
             model=find_model(args.model),
             gpu_memory_gib=args.gpu_memory_gib,
             weights_gib=args.weights_gib,
+            experts_gib=args.experts_gib,
             max_model_len=args.max_model_len,
             max_num_seqs=args.max_num_seqs,
             max_num_batched_tokens=args.max_num_batched_tokens,
             tensor_parallel_size=args.tensor_parallel_size,
+            data_parallel_size=args.data_parallel_size,
+            enable_expert_parallel=args.enable_expert_parallel,
             speculative_tokens=args.speculative_tokens,
             speculative_method=args.speculative_method,
             async_scheduling=args.async_scheduling,

@@ -35,6 +35,8 @@ class PlannedModel:
         layer_ratios: compression ratio of each layer, draft layers left out.
         draft_layers: window-only layers of the checkpoint's own drafter (MTP).
         max_positions: tokens of the longest context that the model was made for.
+        experts: routed experts of a layer; 0 where the config does not say.
+        expert_bytes: bytes of all routed experts as they are stored; 0 where that is unknown.
         total_parameters: for reports; empty where the config does not say.
     """
 
@@ -42,6 +44,8 @@ class PlannedModel:
     layer_ratios: tuple[int, ...]
     draft_layers: int
     max_positions: int
+    experts: int = 0
+    expert_bytes: int = 0
     total_parameters: str = ""
 
     def hf_config(self) -> dict[str, Any]:
@@ -64,17 +68,44 @@ _DIMENSIONS = {
 """``config.json`` entries that the cache rows are laid out for."""
 
 
+FP4_BITS = 4 + 8 / 32
+"""Of an expert's weight as released: fp4, and a scale of 8 bits for 32 of them."""
+FP8_BITS = 8 + 8 / 128**2
+BF16_BITS = 16
+
+
+def _bytes_of_experts(layers: int, experts: int, hidden: int, width: int, bits: float) -> int:
+    """Of three matrices an expert, ``hidden`` x ``width`` each."""
+    return int(layers * experts * 3 * hidden * width * bits / 8)
+
+
 def _alternating(first: tuple[int, int], layers: int) -> tuple[int, ...]:
     """Two leading layers, then C4 and C128 in turn."""
     return (*first, *(4 if n % 2 == 0 else 128 for n in range(layers - 2)))
 
 
 RELEASED: Mapping[str, PlannedModel] = {
-    "flash": PlannedModel("DeepSeek-V4-Flash", _alternating((0, 0), 43), 1, 1_048_576, "284B"),
-    "pro": PlannedModel("DeepSeek-V4-Pro", _alternating((128, 128), 61), 1, 1_048_576, "1.6T"),
+    "flash": PlannedModel(
+        "DeepSeek-V4-Flash",
+        _alternating((0, 0), 43),
+        draft_layers=1,
+        max_positions=1_048_576,
+        experts=256,
+        expert_bytes=_bytes_of_experts(44, 256, 4096, 2048, FP4_BITS),
+        total_parameters="284B",
+    ),
+    "pro": PlannedModel(
+        "DeepSeek-V4-Pro",
+        _alternating((128, 128), 61),
+        draft_layers=1,
+        max_positions=1_048_576,
+        experts=384,
+        expert_bytes=_bytes_of_experts(62, 384, 7168, 3072, FP4_BITS),
+        total_parameters="1.6T",
+    ),
 }
-"""The released models: 21 C4 and 20 C128 layers of 43, and 30 and 31 of 61. Layer lists: the
-defaults of transformers' ``DeepseekV4Config`` (Flash) and the published layer counts (Pro)."""
+"""The released models: 21 C4 and 20 C128 layers of 43, and 30 and 31 of 61. Layer lists and
+experts: the defaults of transformers' ``DeepseekV4Config`` (Flash), the published figures (Pro)."""
 
 
 def find_model(name: str) -> PlannedModel:
@@ -126,6 +157,19 @@ def _from_config(config: Any, name: str) -> PlannedModel:
         ratios,
         draft_layers=_count(config, name, "num_nextn_predict_layers", least=0, default=0),
         max_positions=_count(config, name, "max_position_embeddings", least=1, default=1_048_576),
+        experts=_count(config, name, "n_routed_experts", least=1, default=0),
+        expert_bytes=_stored_experts(config, name, len(ratios)),
+    )
+
+
+def _stored_experts(config: dict[str, Any], name: str, layers: int) -> int:
+    bits = FP8_BITS if config.get("quantization_config") else BF16_BITS
+    sides = ("n_routed_experts", "hidden_size", "moe_intermediate_size")
+    drafts = _count(config, name, "num_nextn_predict_layers", least=0, default=0)
+    return _bytes_of_experts(
+        layers + drafts,
+        *(_count(config, name, side, least=1, default=0) for side in sides),
+        bits=FP4_BITS if config.get("expert_dtype") == "fp4" else bits,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from vllm_dsv4.commands.planner.models import PlannedModel
@@ -32,8 +33,12 @@ class PlanOptions:
         gpu_memory_gib: GiB of one card that weights and caches may use together: the card's
             memory times ``--gpu-memory-utilization``, less what activations take.
         weights_gib: GiB of all weights; each card holds its share.
-        tensor_parallel_size: cards that share the weights. Each holds the whole KV cache, because
-            DSV4 has one key-value head.
+        experts_gib: GiB of the routed experts among them; None takes what the model's config says.
+        max_num_seqs: of an engine, as the other limits.
+        tensor_parallel_size: cards that share an engine's weights. Each holds the whole KV cache,
+            because DSV4 has one key-value head.
+        data_parallel_size: engines, each with its own slots and pages; they share the experts.
+        enable_expert_parallel: a card then has whole experts rather than a part of each.
         speculative_tokens: drafts of a step.
         async_scheduling: vLLM then has two batches in flight, and its paged path reserves for both.
         enable_prefix_caching: rings then have snapshots beside the slots.
@@ -42,10 +47,13 @@ class PlanOptions:
     model: PlannedModel
     gpu_memory_gib: float = 100.0
     weights_gib: float = 0.0
+    experts_gib: float | None = None
     max_model_len: int = 131072
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
     speculative_tokens: int = 0
     speculative_method: str = "mtp"
     async_scheduling: bool = False
@@ -57,6 +65,7 @@ class PlanOptions:
             ("--max-num-seqs", self.max_num_seqs),
             ("--max-num-batched-tokens", self.max_num_batched_tokens),
             ("--tensor-parallel-size", self.tensor_parallel_size),
+            ("--data-parallel-size", self.data_parallel_size),
         ):
             if value < 1:
                 raise BadFlag(flag, value, "it counts at least one", "give 1 or more")
@@ -68,6 +77,7 @@ class PlanOptions:
             raise BadFlag(
                 "--weights-gib", self.weights_gib, "no size of weights", "give GiB, 0 or more"
             )
+        self._check_experts()
         if self.speculative_tokens < 0:
             raise BadFlag(
                 "--speculative-tokens", self.speculative_tokens, "negative", "give 0 or more"
@@ -108,6 +118,32 @@ class PlanOptions:
                 f"give {self.max_num_seqs} or more, or lower --max-num-seqs",
             )
 
+    def _check_experts(self) -> None:
+        if self.experts_gib is not None and not 0 <= self.experts_gib <= self.weights_gib:
+            raise BadFlag(
+                "--experts-gib",
+                self.experts_gib,
+                f"the experts are a part of --weights-gib {self.weights_gib:g}",
+                "give GiB from 0 to that",
+            )
+        if self.experts_gib is None and self.weights_gib and self.data_parallel_size > 1:
+            known = self.model.expert_bytes / GIB
+            if not known:
+                raise BadFlag(
+                    "--data-parallel-size",
+                    self.data_parallel_size,
+                    f"engines share the experts and nothing else, and {self.model.name} does not "
+                    "say how large they are",
+                    "give --experts-gib",
+                )
+            if known > self.weights_gib:
+                raise BadFlag(
+                    "--weights-gib",
+                    self.weights_gib,
+                    f"the experts of {self.model.name} alone are {known:.0f} GiB",
+                    "give the size of all weight files, or --experts-gib",
+                )
+
     @property
     def drafts_with_the_model(self) -> bool:
         """Whether the checkpoint's own draft layers run."""
@@ -124,6 +160,26 @@ class PlanOptions:
         return self.model.layer_ratios + (0,) * self.draft_layers
 
     @property
+    def cards(self) -> int:
+        """Of all engines."""
+        return self.tensor_parallel_size * self.data_parallel_size
+
+    @property
+    def card_weights_gib(self) -> float:
+        """GiB of weights on the card that has most.
+
+        Experts are spread over the cards of all engines, with or without expert parallelism;
+        everything else is shared by the cards of one.
+        """
+        experts = self.experts_gib
+        if experts is None:
+            experts = min(self.model.expert_bytes / GIB, self.weights_gib)
+        share = 1 / self.cards
+        if self.enable_expert_parallel and self.model.experts:
+            share = math.ceil(self.model.experts / self.cards) / self.model.experts
+        return experts * share + (self.weights_gib - experts) / self.tensor_parallel_size
+
+    @property
     def cache_bytes(self) -> int:
         """Bytes of one card that are left for caches, rings included."""
-        return int((self.gpu_memory_gib - self.weights_gib / self.tensor_parallel_size) * GIB)
+        return int((self.gpu_memory_gib - self.card_weights_gib) * GIB)

@@ -61,7 +61,7 @@ class RingSide(Side):
 
 @dataclass(frozen=True)
 class Plan:
-    """A deployment both ways.
+    """A deployment both ways: one engine of it, where it has several.
 
     Attributes:
         native_refusal: what vLLM says instead of starting on its paged path; empty if it starts.
@@ -91,6 +91,14 @@ class Plan:
             "native": asdict(self.native),
             "rings": asdict(self.rings),
             "ratio": {"tokens": self.token_ratio, "concurrency": self.concurrency_ratio},
+            "deployment": {
+                "engines": self.options.data_parallel_size,
+                "cards": self.options.cards,
+                "weights_gib_per_card": self.options.card_weights_gib,
+                "slots": self.options.data_parallel_size * self.rings.num_slots,
+                "tokens": self.options.data_parallel_size * self.rings.tokens,
+                "concurrency": self.options.data_parallel_size * self.rings.concurrency,
+            },
         }
 
 
@@ -104,8 +112,8 @@ def make_plan(options: PlanOptions) -> Plan:
     if options.cache_bytes <= 0:
         raise DoesNotFit(
             f"--weights-gib {options.weights_gib:g} over --tensor-parallel-size "
-            f"{options.tensor_parallel_size} leaves nothing of --gpu-memory-gib "
-            f"{options.gpu_memory_gib:g} for caches."
+            f"{options.tensor_parallel_size}{_over_engines(options)} leaves nothing of "
+            f"--gpu-memory-gib {options.gpu_memory_gib:g} for caches."
         )
     config = planning_config(options)
     geometry = ring_geometry(config, ratios=options.all_ratios)
@@ -124,6 +132,15 @@ def make_plan(options: PlanOptions) -> Plan:
         num_snapshots=geometry.num_snapshots,
         bytes_per_snapshot=geometry.bytes_per_snapshot,
         native_refusal=native_refusal,
+    )
+
+
+def _over_engines(options: PlanOptions) -> str:
+    if options.data_parallel_size == 1:
+        return ""
+    return (
+        f" and --data-parallel-size {options.data_parallel_size}: {options.card_weights_gib:.2f} "
+        "GiB of each card, as engines share no weights but the experts',"
     )
 
 

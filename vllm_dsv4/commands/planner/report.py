@@ -15,28 +15,34 @@ from vllm_dsv4.settings import read_settings
 def describe(plan: Plan) -> str:
     """The whole plan: ratios first, then what each side has, then what limits it."""
     parts = [_headline(plan), _asked(plan.options), _memory(plan), _table(plan)]
+    if plan.options.data_parallel_size > 1:
+        parts.append(_all_engines(plan))
     parts += _notes(plan)
     return "\n\n".join(parts)
 
 
 def _headline(plan: Plan) -> str:
     options = plan.options
+    engine = ", an engine" if options.data_parallel_size > 1 else ""
     return (
         f"{options.model.name}: {plan.token_ratio:.2f}x the KV capacity in tokens with rings, "
-        f"{plan.rings.tokens:,} against {plan.native.tokens:,}"
+        f"{plan.rings.tokens:,} against {plan.native.tokens:,}{engine}"
     )
 
 
 def _asked(options: PlanOptions) -> str:
-    cards = options.tensor_parallel_size
+    cards, engines = options.cards, options.data_parallel_size
     drafts = (
         f", {options.speculative_tokens} speculative tokens ({options.speculative_method})"
         if options.speculative_tokens
         else ""
     )
     batches = "two batches" if options.async_scheduling else "one batch"
+    in_engines = f" in {engines} engines" if engines > 1 else ""
+    if options.enable_expert_parallel:
+        in_engines += ", experts in parallel"
     return (
-        f"{cards} card{'s' if cards > 1 else ''} of {options.gpu_memory_gib:g} GiB, "
+        f"{cards} card{'s' if cards > 1 else ''} of {options.gpu_memory_gib:g} GiB{in_engines}, "
         f"{options.weights_gib:g} GiB of weights, max_model_len {options.max_model_len:,}, "
         f"max_num_seqs {options.max_num_seqs:,}, "
         f"max_num_batched_tokens {options.max_num_batched_tokens:,}{drafts}; "
@@ -52,9 +58,14 @@ def _memory(plan: Plan) -> str:
         if plan.num_snapshots
         else ""
     )
+    options = plan.options
+    several = options.data_parallel_size > 1
+    whose = "its engine's" if several else "the"
+    weights = f"  weights        {options.card_weights_gib:10.2f} GiB"
     return "\n".join(
         [
-            "Memory of each card (every card holds the whole KV cache):",
+            f"Memory of each card (every card holds {whose} whole KV cache):",
+            *([weights] if several or options.enable_expert_parallel else []),
             f"  caches in all  {caches / GIB:10.2f} GiB",
             f"  rings          {rings.ring_bytes / GIB:10.2f} GiB   {rings.num_slots:,} slots of "
             f"{rings.bytes_per_slot / 1e6:.2f} MB, and the null slot{snapshots}",
@@ -87,6 +98,17 @@ def _table(plan: Plan) -> str:
     return "\n".join(
         f"  {label:<{widths[0]}}  {a:>{widths[1]}}  {b:>{widths[2]}}".rstrip()
         for label, a, b in rows
+    )
+
+
+def _all_engines(plan: Plan) -> str:
+    engines, rings = plan.options.data_parallel_size, plan.rings
+    at_once = engines * min(rings.num_slots, plan.options.max_num_seqs, int(rings.concurrency))
+    return (
+        f"{engines} engines, each with slots, snapshots and pages of its own: "
+        f"{engines * rings.num_slots:,} slots and {engines * rings.tokens:,} tokens in all, "
+        f"{at_once:,} requests of {plan.options.max_model_len:,} tokens at once. "
+        "A request belongs to one engine, and so does the prefix that it leaves cached."
     )
 
 

@@ -49,11 +49,23 @@ def suggestions(options: PlanOptions) -> list[str]:
             ranks *= 2
         if ranks <= MAX_RANKS:
             found.append(f"--tensor-parallel-size {ranks}")
+        if options.data_parallel_size > 1:
+            found += _more_engines(options)
     asked = int(options.gpu_memory_gib)
     missing = _least(asked + 1, MAX_GIB, lambda n: fits(replace(options, gpu_memory_gib=float(n))))
     if missing:
         found.append(f"--gpu-memory-gib {missing}")
     return found
+
+
+def _more_engines(options: PlanOptions) -> list[str]:
+    """Engines share the experts: with more of them each card holds fewer."""
+    engines = options.data_parallel_size * 2
+    while engines * options.tensor_parallel_size <= MAX_RANKS:
+        if fits(replace(options, data_parallel_size=engines)):
+            return [f"--data-parallel-size {engines}"]
+        engines *= 2
+    return []
 
 
 def most_snapshots(options: PlanOptions, settings: Settings) -> int:
