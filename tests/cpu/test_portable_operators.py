@@ -5,6 +5,7 @@ They stand in for vLLM's own only where a processor lacks those; they are tried 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,25 @@ def test_the_platform_registers_what_vllms_library_lacks_and_nothing_else() -> N
         assert hasattr(torch.ops._C, schema.partition("(")[0]), schema
     has_bf16 = torch.cpu._is_avx512_bf16_supported()
     assert operators.in_use() == (not has_bf16), "vLLM builds its operators for other processors"
+
+
+def test_every_operator_that_vllms_cpu_model_calls_is_there() -> None:
+    """Also those that only long prompts, warm-ups and idle data-parallel engines reach."""
+    import vllm
+    from vllm import _custom_ops  # noqa: F401
+
+    package = Path(vllm.__file__).parent
+    files = [
+        *(package / "models" / "deepseek_v4" / "cpu").glob("*.py"),
+        package / "model_executor" / "layers" / "sparse_attn_indexer.py",
+    ]
+    called = {
+        name
+        for file in files
+        for name in re.findall(r"\bops\.(?:_C\.)?(\w+_cpu)\(", file.read_text())
+    }
+    assert {"flash_mla_with_kvcache_cpu", "topk_transform_512_cpu"} <= called
+    assert [name for name in sorted(called) if not hasattr(torch.ops._C, name)] == []
 
 
 def test_without_a_compiler_the_remedy_is_named(
