@@ -41,6 +41,7 @@ def test_an_installed_plugin_is_live_and_says_what_vllm_resolves(live):
     assert found["spec"] == "vllm_dsv4.ring.spec.RingSpec"
     assert found["manager"] == "vllm_dsv4.serving.ring_manager.CountedRingManager"
     assert found["model_runner"] in ("v1", "v2")
+    assert found["data_parallel"].startswith("data and expert parallelism over vllm_dsv4.fixes.")
     assert found["devices"][0]["memory_bytes"] > 0
 
 
@@ -65,6 +66,7 @@ def test_workarounds_in_force_are_the_kernels_the_workers_and_not_the_paged_path
     in_force = {w["name"]: w["in_force"] for w in found["workarounds"]}
     assert not in_force.pop("paged_swa_builder")
     assert not in_force.pop("triton_interpreter")
+    assert not in_force.pop("cpu_expert_map")
     assert in_force.pop("seeded_chunks")
     assert in_force.pop("cpu_communicator")
     assert in_force == {f"metadata_kernels.{ours.__name__}": True for ours in KERNELS.values()}
@@ -77,6 +79,7 @@ def test_a_plugin_shut_out_by_vllm_plugins_is_not_live_and_the_variable_is_named
     assert any("VLLM_PLUGINS=''" in reason for reason in found["reasons"])
     assert not found["platform"].startswith(OURS)
     assert not found["model"].startswith(OURS)
+    assert found["data_parallel"].startswith("one only: vllm.")
     assert found["manager"] != "vllm_dsv4.serving.ring_manager.CountedRingManager"
 
 

@@ -12,6 +12,7 @@ from vllm_dsv4.architectures import VISION_ARCHITECTURE
 from vllm_dsv4.checkpoint.entries import ENTRY_CHECKS
 from vllm_dsv4.ring.plan import ring_geometry, snapshot_interval
 from vllm_dsv4.ring.refusal import PAGED_PATH, Refusal
+from vllm_dsv4.serving.data_parallel import DATA_PARALLEL_CHECKS
 from vllm_dsv4.settings import read_settings
 
 if TYPE_CHECKING:
@@ -257,6 +258,7 @@ CHECKS = (
     check_vision,
     check_context_parallel,
     check_microbatches,
+    *DATA_PARALLEL_CHECKS,
     check_kv_connector,
     check_kv_offloading,
     check_hybrid_manager,

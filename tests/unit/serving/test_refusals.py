@@ -41,6 +41,8 @@ def config(**changes: Any) -> Any:
             prefill_context_parallel_size=1,
             enable_dbo=False,
             ubatch_size=0,
+            data_parallel_size=1,
+            enable_elastic_ep=False,
         ),
         "scheduler_config": SimpleNamespace(
             max_num_seqs=16, max_num_batched_tokens=2048, disable_hybrid_kv_cache_manager=False
@@ -86,6 +88,8 @@ def test_a_sound_configuration_is_accepted() -> None:
          "--decode-context-parallel-size", "2", "Set it to 1"),
         ({"parallel_config__enable_dbo": True}, "--enable-dbo", "True", "Remove the flag"),
         ({"parallel_config__ubatch_size": 2}, "--ubatch-size", "2", "Remove the flag"),
+        ({"parallel_config__enable_elastic_ep": True},
+         "--enable-elastic-ep", "True", "Remove the flag"),
         ({"speculative_config": SimpleNamespace(method="mtp", enable_adaptive_verification=True,
           use_dspark=lambda: False, draft_model_config=SimpleNamespace(
               hf_config=SimpleNamespace(num_nextn_predict_layers=1)))},

@@ -42,6 +42,8 @@ class Diagnosis:
         reasons: why it is not live; empty if it is.
         vllm_was_asked: False where only what needs no card was looked at; then ``live`` is False,
             and what vLLM resolves is left empty.
+        data_parallel: whether engines of this platform can exchange tokens for the experts, which
+            data parallelism needs and expert parallelism within it; one engine needs neither.
         settings: ``VLLM_DSV4_*`` and the variables of vLLM that decide whether plugins load.
     """
 
@@ -56,6 +58,7 @@ class Diagnosis:
     spec: str = ""
     manager: str = ""
     model_runner: str = ""
+    data_parallel: str = ""
     workarounds: list[Workaround] = field(default_factory=list)
     devices: list[Device] = field(default_factory=list)
 
@@ -86,6 +89,7 @@ class Diagnosis:
                 f"spec          {self.spec}",
                 f"manager       {self.manager}",
                 f"model runner  {self.model_runner}",
+                f"engines       {self.data_parallel}",
             ],
         )
         lines += _block(

@@ -19,6 +19,7 @@ from vllm_dsv4.commands.planner.models import RELEASED
 from vllm_dsv4.commands.planner.options import PlanOptions
 from vllm_dsv4.ring.geometry import BLOCK_SIZE
 from vllm_dsv4.ring.spec import make_ring_spec
+from vllm_dsv4.serving.data_parallel import missing_exchange
 from vllm_dsv4.serving.platform import RingPlatform
 from vllm_dsv4.serving.ring_manager import CountedRingManager
 
@@ -45,6 +46,7 @@ def fill(found: Diagnosis) -> list[str]:
             f"the manager of {found.spec} is {found.manager}: the platform did not register ours."
         )
     found.model_runner = _model_runner()
+    found.data_parallel = _data_parallel()
     found.workarounds = workarounds(found.model_runner)
     found.devices = _devices()
     return reasons
@@ -71,6 +73,14 @@ def _spec_and_manager() -> tuple[str, str]:
 def _model_runner() -> str:
     config = planning_config(PlanOptions(RELEASED["flash"]))
     return "v2" if config.use_v2_model_runner else "v1"
+
+
+def _data_parallel() -> str:
+    communicator = current_platform.get_device_communicator_cls()
+    missing = missing_exchange(communicator)
+    if missing:
+        return f"one only: {communicator} has no {' and no '.join(missing)}"
+    return f"data and expert parallelism over {communicator}"
 
 
 def _devices() -> list[Device]:
