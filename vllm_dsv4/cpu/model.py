@@ -11,6 +11,7 @@ from vllm_dsv4.cpu.attention import put_on_rings
 from vllm_dsv4.cpu.portable.products import prepare
 from vllm_dsv4.cpu.released import LoadsReleasedForm, bf16_config, must_dequantise
 from vllm_dsv4.cpu.staging import Staging, staging_bytes
+from vllm_dsv4.fixes import cpu_expert_map
 from vllm_dsv4.ring.arena import RingArena
 from vllm_dsv4.ring.plan import ring_geometry
 from vllm_dsv4.serving.live import require_our_platform
@@ -50,6 +51,8 @@ class DeepseekV4ForCausalLM(LoadsWholeCheckpoint, LoadsReleasedForm, VllmDeepsee
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         require_our_platform()
+        if vllm_config.parallel_config.enable_expert_parallel:
+            cpu_expert_map.install()
         check_memory(vllm_config)
         super().__init__(vllm_config=bf16_config(vllm_config), prefix=prefix)
         self.dequantise = must_dequantise(vllm_config)

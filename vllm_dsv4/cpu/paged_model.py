@@ -8,13 +8,16 @@ from vllm.models.deepseek_v4.cpu.model import DeepseekV4ForCausalLM as VllmDeeps
 
 from vllm_dsv4.cpu.portable.products import prepare
 from vllm_dsv4.cpu.released import LoadsReleasedForm, bf16_config, must_dequantise
+from vllm_dsv4.fixes import cpu_expert_map
 from vllm_dsv4.fixes.paged_swa_builder import PagedSWABackend
 
 
 class PagedDeepseekV4ForCausalLM(LoadsReleasedForm, VllmDeepseekV4ForCausalLM):
-    """vLLM's CPU model with the one fix that it needs to start."""
+    """vLLM's CPU model with the fixes that it needs to start."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        if vllm_config.parallel_config.enable_expert_parallel:
+            cpu_expert_map.install()
         super().__init__(vllm_config=bf16_config(vllm_config), prefix=prefix)
         self.dequantise = must_dequantise(vllm_config)
         prepare(self)
