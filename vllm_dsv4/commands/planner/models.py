@@ -164,13 +164,14 @@ def _from_config(config: Any, name: str) -> PlannedModel:
 
 def _stored_experts(config: dict[str, Any], name: str, layers: int) -> int:
     bits = FP8_BITS if config.get("quantization_config") else BF16_BITS
-    sides = ("n_routed_experts", "hidden_size", "moe_intermediate_size")
-    drafts = _count(config, name, "num_nextn_predict_layers", least=0, default=0)
-    return _bytes_of_experts(
-        layers + drafts,
-        *(_count(config, name, side, least=1, default=0) for side in sides),
-        bits=FP4_BITS if config.get("expert_dtype") == "fp4" else bits,
+    experts, hidden, width = (
+        _count(config, name, side, least=1, default=0)
+        for side in ("n_routed_experts", "hidden_size", "moe_intermediate_size")
     )
+    drafts = _count(config, name, "num_nextn_predict_layers", least=0, default=0)
+    if config.get("expert_dtype") == "fp4":
+        bits = FP4_BITS
+    return _bytes_of_experts(layers + drafts, experts, hidden, width, bits)
 
 
 def _count(config: dict[str, Any], name: str, entry: str, least: int, default: int) -> int:
