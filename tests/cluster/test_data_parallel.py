@@ -1,7 +1,7 @@
 """Two engines, their experts shared between them: answers of one, slots of their own, and a loss.
 
 One server for all tests, and one engine beside it that scores what it said. ``DP_REQUESTS`` says
-how many requests are scored.
+how many requests are scored; with ``DP_EXPERTS=parts`` each engine has a part of every expert.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ AT_ONCE = 20
 LENGTHS = (3, 40, 130, 260, 600)
 RESUMED = prompt(300, seed=20)
 """Fills a block, so it leaves a snapshot."""
+WHOLE_EXPERTS = os.environ.get("DP_EXPERTS", "whole") == "whole"
 FLAGS = (
-    "--data-parallel-size", "2", "--enable-expert-parallel", "--api-server-count", "1",
+    "--data-parallel-size", "2", "--api-server-count", "1", "--enable-prompt-tokens-details",
+    *(["--enable-expert-parallel"] if WHOLE_EXPERTS else []),
 )  # fmt: skip
 LOSS_SECONDS = 60.0
 IN_USE = ("num_requests_running", "dsv4_slots_in_use", "kv_cache_usage_perc")
@@ -91,8 +93,7 @@ def small(tiny: Callable[..., Path]) -> Path:
 def pair(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("pair")
     env = NO_BINDING | {"VLLM_DSV4_POISON": "1", "VLLM_RPC_BASE_PATH": str(folder)}
-    flags = (*FLAGS, "--enable-prompt-tokens-details")
-    with server("serve.sh", small, folder, env, flags) as running:
+    with server("serve.sh", small, folder, env, FLAGS) as running:
         running.wait_until_ready(600)
         yield Pair(running)
 
