@@ -51,9 +51,9 @@ class DeepseekV4ForCausalLM(LoadsWholeCheckpoint, LoadsReleasedForm, VllmDeepsee
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         require_our_platform()
+        check_memory(vllm_config)
         if vllm_config.parallel_config.enable_expert_parallel:
             cpu_expert_map.install()
-        check_memory(vllm_config)
         super().__init__(vllm_config=bf16_config(vllm_config), prefix=prefix)
         self.dequantise = must_dequantise(vllm_config)
         attentions = [m for m in self.modules() if isinstance(m, DeepseekV4CPUAttention)]
