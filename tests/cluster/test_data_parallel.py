@@ -18,6 +18,7 @@ import psutil
 import pytest
 from openai import APIError, BadRequestError
 
+from tests.cluster.test_tensor_parallel import HALVES
 from tests.support.engine import Answer, engine
 from tests.support.faithful import deviation, measure
 from tests.support.prompts import VOCABULARY, prompt
@@ -123,7 +124,11 @@ def test_the_answers_are_those_of_one_engine(asked: list[Asked], small: Path) ->
             deviation(alone, one.prompt, one.answer, expected)
             for one, expected in zip(asked, own, strict=True)
         ]
-    assert noise.beyond(found) == []
+    # Each engine rounds the sum over its experts to bf16 before they are added, as ranks do.
+    allowed = max(HALVES * noise.step, noise.limit)
+    far = [(one.prompt, by) for one, by in zip(asked, found, strict=True) if by.worst > allowed]
+    assert far == [], f"{allowed} nats are allowed, {noise}"
+    print(f"{len(found)} answers, at most {max(by.worst for by in found):.3f} nats off")
 
 
 def test_a_prefix_outlives_the_dummy_batches_of_an_idle_engine(asked: list[Asked]) -> None:
