@@ -26,7 +26,7 @@ help:
 	@echo "make test-rounding  the tests with engines where products round by the number of rows"
 	@echo "make faults      every deliberate fault, each put into a copy and seen by its test"
 	@echo "make rehearse-all  the whole ROCm engine on CPU tensors, every graph mode and draft"
-	@echo "make soak        the long randomised runs at full size: about 20 minutes"
+	@echo "make soak        the long randomised runs at full size: about an hour"
 	@echo "make bench       time rings against vLLM's paged path"
 	@echo "make coupling    list again what our source uses of vLLM"
 	@echo "make lint        ruff: rules and format"
@@ -94,6 +94,7 @@ rehearse-all: setup
 
 soak: setup
 	SOAK_REQUESTS=10000 $(PYTEST) tests/soak -s
+	BENCH_REQUESTS=10000 $(PYTEST) tests/clients/test_tools.py
 	MODEL_OPERATIONS=1000000 $(PYTEST) tests/ring/test_model_of_the_manager.py
 
 clean:
