@@ -29,12 +29,12 @@ from vllm_dsv4.ring.geometry import RingGeometry, RingKind
 
 TOKENS = 128
 DRAFTS = (1, 3, 5, 8)
-PROMPTS = [prompt(80 + 6 * i, seed=i) for i in range(32)]
-MODES = dict(zip(map(tuple, PROMPTS), [ACCEPT, REJECT, MIXED, MIXED] * 8, strict=True))
+PROMPTS = [prompt(80 + 3 * i, seed=i) for i in range(64)]
+MODES = dict(zip(map(tuple, PROMPTS), [ACCEPT, REJECT, MIXED, MIXED] * 16, strict=True))
 POISON = {"VLLM_DSV4_POISON": "1"}
 REPEATING = [(PROMPTS[i][:40] * 8)[: 200 + 11 * i] for i in range(8)]
 """Prompts that repeat themselves, and so draw drafts from vLLM's own proposer."""
-FIRST = slice(16, 28)
+FIRST = slice(40, 56)
 """First turns of chats."""
 NEARLY_ALL = 0.9
 """Of the drafts that the plain answer foretells. An answer that parts from it at a near-tie accepts
