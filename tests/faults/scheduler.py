@@ -62,7 +62,9 @@ FAULTS = [
         (
             MANAGER,
             "        super().pop_blocks_for_free(request_id)\n",
-            "        freed = super().pop_blocks_for_free(request_id)\n",
+            "        freed = list(self.req_to_blocks.get(request_id, ()))\n"
+            "        for block in freed:\n            block.ref_cnt = 1\n"
+            "        super().pop_blocks_for_free(request_id)\n",
         ),
         (
             MANAGER,
@@ -139,7 +141,7 @@ FAULTS = [
     fault(
         REBUILT,
         "A snapshot is published when it is ordered",
-        f"{TEST_SNAPSHOTS}::test_a_hit_orders_the_copy_and_pins_its_source",
+        f"{TEST_SNAPSHOTS}::test_a_row_of_a_rejected_draft_is_not_published_though_its_block_is_full_of_known_tokens",
         (
             SNAPSHOTS,
             "        return (\n            order.written\n",
