@@ -63,6 +63,63 @@ def _window_rows(
 
 
 @triton.jit
+def merge_rows(largest, weight_sum, key_sum, key, score):
+    """The softmax mean so far, per channel, with rows ``[n, HEAD]`` taken in."""
+    new_largest = tl.maximum(largest, tl.max(score, axis=0))
+    # Without a finite score yet there is nothing to weigh, and no difference of infinities.
+    shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+    decay = tl.exp2((largest - shift) * _LOG2_E)
+    weight = tl.exp2((score - shift[None, :]) * _LOG2_E)
+    return (
+        new_largest,
+        weight_sum * decay + tl.sum(weight, axis=0),
+        key_sum * decay + tl.sum(weight * key, axis=0),
+    )
+
+
+@triton.jit
+def store_mean(
+    mean,  # float32 [HEAD]
+    norm_ptr,
+    cos_sin_ptr,
+    history_ptr,
+    position,
+    history_row,
+    cos_sin_stride,
+    block_stride,
+    eps,
+    RATIO: tl.constexpr,
+    HEAD: tl.constexpr,
+    ROPE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    FP8: tl.constexpr,
+    FNUZ: tl.constexpr,
+):
+    """Normalise and rotate the mean of the group that ends at ``position``, and store its row."""
+    column = tl.arange(0, HEAD)
+    norm = tl.load(norm_ptr + column).to(tl.float32)
+    normed = mean * tl.rsqrt(tl.sum(mean * mean, axis=0) / HEAD + eps) * norm
+    group_start = position - (RATIO - 1)
+    row = rotate_tail(normed, cos_sin_ptr + group_start * cos_sin_stride, HEAD, ROPE)
+    rounded = row.to(tl.bfloat16)
+
+    block_ptr = history_ptr + (history_row // BLOCK_ROWS) * block_stride
+    row_in_block = history_row % BLOCK_ROWS
+    if not FP8:
+        bf16_ptr = block_ptr.to(tl.pointer_type(tl.bfloat16))
+        tl.store(bf16_ptr + row_in_block * HEAD + column, rounded)
+    elif HEAD == 512:
+        store_fp8_row(block_ptr, row_in_block, BLOCK_ROWS, rounded.to(tl.float32), FNUZ)
+    else:
+        value = rounded.to(tl.float32)
+        exponent = scale_exponent(tl.max(tl.abs(value), axis=0), FNUZ)
+        fp8 = to_fp8(value * power_of_two(-exponent), FNUZ)
+        tl.store(block_ptr + row_in_block * HEAD + column, fp8.to(tl.uint8, bitcast=True))
+        scale_ptr = (block_ptr + BLOCK_ROWS * HEAD).to(tl.pointer_type(tl.float32))
+        tl.store(scale_ptr + row_in_block, power_of_two(exponent))
+
+
+@triton.jit
 def compress_kernel(
     keys_ptr,  # float32 [tokens, WIDTH]
     scores_ptr,  # float32 [tokens, WIDTH]
@@ -127,35 +184,24 @@ def compress_kernel(
             HEAD,
             WIDTH,
         )
-        new_largest = tl.maximum(largest, tl.max(score, axis=0))
-        decay = tl.exp2((largest - new_largest) * _LOG2_E)
-        weight = tl.exp2((score - new_largest[None, :]) * _LOG2_E)
-        weight_sum = weight_sum * decay + tl.sum(weight, axis=0)
-        key_sum = key_sum * decay + tl.sum(weight * key, axis=0)
-        largest = new_largest
-    mean = key_sum / weight_sum
-
-    column = tl.arange(0, HEAD)
-    norm = tl.load(norm_ptr + column).to(tl.float32)
-    normed = mean * tl.rsqrt(tl.sum(mean * mean, axis=0) / HEAD + eps) * norm
-    group_start = position - (RATIO - 1)
-    row = rotate_tail(normed, cos_sin_ptr + group_start * cos_sin_stride, HEAD, ROPE)
-    rounded = row.to(tl.bfloat16)
-
-    block_ptr = history_ptr + (history_row // BLOCK_ROWS) * block_stride
-    row_in_block = history_row % BLOCK_ROWS
-    if not FP8:
-        bf16_ptr = block_ptr.to(tl.pointer_type(tl.bfloat16))
-        tl.store(bf16_ptr + row_in_block * HEAD + column, rounded)
-    elif HEAD == 512:
-        store_fp8_row(block_ptr, row_in_block, BLOCK_ROWS, rounded.to(tl.float32), FNUZ)
-    else:
-        value = rounded.to(tl.float32)
-        exponent = scale_exponent(tl.max(tl.abs(value), axis=0), FNUZ)
-        fp8 = to_fp8(value * power_of_two(-exponent), FNUZ)
-        tl.store(block_ptr + row_in_block * HEAD + column, fp8.to(tl.uint8, bitcast=True))
-        scale_ptr = (block_ptr + BLOCK_ROWS * HEAD).to(tl.pointer_type(tl.float32))
-        tl.store(scale_ptr + row_in_block, power_of_two(exponent))
+        largest, weight_sum, key_sum = merge_rows(largest, weight_sum, key_sum, key, score)
+    store_mean(
+        key_sum / weight_sum,
+        norm_ptr,
+        cos_sin_ptr,
+        history_ptr,
+        position,
+        history_row,
+        cos_sin_stride,
+        block_stride,
+        eps,
+        RATIO,
+        HEAD,
+        ROPE,
+        BLOCK_ROWS,
+        FP8,
+        FNUZ,
+    )
 
 
 def compress(
@@ -178,7 +224,7 @@ def compress(
     Raises ValueError for tensors of another dtype, shape or alignment, and for another cache.
     """
     check_step_values(keys, scores, ring.shape, step)
-    _check_history(ring.shape, history, history_rows, len(keys))
+    check_history(ring.shape, history, history_rows, len(keys))
     tokens = len(keys)
     if tokens == 0:
         return
@@ -223,12 +269,13 @@ def _tile_and_lanes(shape: CompressorShape) -> tuple[int, int]:
     return tile, tile * shape.head // 16
 
 
-def _check_history(
+def check_history(
     shape: CompressorShape,
     history: KeyCache | IndexerCache,
     history_rows: torch.Tensor,
     tokens: int,
 ) -> None:
+    """Raises ValueError unless ``history`` holds such rows, and each token has a number of one."""
     if isinstance(history, IndexerCache) != (shape.head == INDEXER_DIM):
         raise ValueError(f"{type(history).__name__} does not hold rows of {shape.head} values")
     if isinstance(history, KeyCache) and history.dtype == torch.float8_e4m3fnuz:
