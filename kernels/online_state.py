@@ -97,9 +97,10 @@ def load_folded(slot_ptr, group_start, first, column, HEAD: tl.constexpr):
 
     Nothing, up to the group's start, where the slot holds another group's or a former owner's.
     """
-    folded = tl.load(slot_ptr + 3 * HEAD + column).to(tl.int64)
     # A chunk that starts its group must not look: the slot may hold anything, NaN too.
-    usable = tl.where(first > group_start, folded, 0) > group_start
+    is_open = first + column * 0 > group_start
+    folded = tl.load(slot_ptr + 3 * HEAD + column, is_open, 0.0).to(tl.int64)
+    usable = folded > group_start
     largest = tl.load(slot_ptr + column, usable, float("-inf"))
     weight_sum = tl.load(slot_ptr + HEAD + column, usable, 0.0)
     key_sum = tl.load(slot_ptr + 2 * HEAD + column, usable, 0.0)

@@ -30,6 +30,7 @@ class Settings:
         snapshot_slots: ``VLLM_DSV4_SNAPSHOT_SLOTS``; None means the default of ``snapshots``.
         snapshot_interval: ``VLLM_DSV4_SNAPSHOT_INTERVAL``; tokens, 0 for the last boundary only.
             ``ring.plan`` checks that it is whole blocks.
+        c128_state: ``VLLM_DSV4_C128_STATE``; raw rows of an open group, or its running softmax.
         check_ray: ``VLLM_DSV4_CHECK_RAY``; False waits, as vLLM does, for devices that are missing.
         check_checkpoint: ``VLLM_DSV4_CHECK_CHECKPOINT``; False loads what vLLM alone would load.
     """
@@ -40,6 +41,7 @@ class Settings:
     attention: Literal["triton", "native"] = "triton"
     snapshot_slots: int | None = None
     snapshot_interval: int = 0
+    c128_state: Literal["exact", "online"] = "exact"
     check_ray: bool = True
     check_checkpoint: bool = True
 
@@ -53,6 +55,7 @@ VARIABLES = frozenset(
         "ATTENTION",
         "SNAPSHOT_SLOTS",
         "SNAPSHOT_INTERVAL",
+        "C128_STATE",
         "CHECK_RAY",
         "CHECK_CHECKPOINT",
     )
@@ -77,6 +80,12 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         raise SettingError(
             f"VLLM_DSV4_ATTENTION={attention!r}; use 'triton' (our kernels) or 'native' (vLLM's)."
         )
+    c128_state = env.get(PREFIX + "C128_STATE") or "exact"
+    if c128_state not in ("exact", "online"):
+        raise SettingError(
+            f"VLLM_DSV4_C128_STATE={c128_state!r}; use 'exact' (raw rows of an open group) or "
+            "'online' (its running softmax)."
+        )
     return Settings(
         ring=_flag(env, "RING", True),
         slots=_count(env, "SLOTS", minimum=1),
@@ -84,6 +93,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         attention=attention,  # type: ignore[arg-type]
         snapshot_slots=_count(env, "SNAPSHOT_SLOTS", minimum=0),
         snapshot_interval=_count(env, "SNAPSHOT_INTERVAL", minimum=0) or 0,
+        c128_state=c128_state,  # type: ignore[arg-type]
         check_ray=_flag(env, "CHECK_RAY", True),
         check_checkpoint=_flag(env, "CHECK_CHECKPOINT", True),
     )

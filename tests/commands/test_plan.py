@@ -48,6 +48,19 @@ def test_flash_in_100_gib_at_131072_is_the_published_figure_on_both_sides():
     assert plan.native.blocks_per_decoding_request == 26
 
 
+def test_with_c128_state_as_a_running_softmax_a_slot_is_a_third(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exact = make_plan(FLASH)
+    monkeypatch.setenv("VLLM_DSV4_C128_STATE", "online")
+    online = make_plan(FLASH)
+    found = online.to_json()["rings"]
+    assert (found["c128_state"], exact.to_json()["rings"]["c128_state"]) == ("online", "exact")
+    assert found["bytes_per_slot"] == slot_bytes(FLASH.model) - 20 * 126 * 4096 <= 5.2e6
+    assert online.rings.num_blocks > exact.rings.num_blocks
+    assert online.bytes_per_block == exact.bytes_per_block
+
+
 def test_with_a_million_tokens_a_request_flash_gains_1_8x_and_with_8192_a_hundredfold():
     million = make_plan(replace(FLASH, max_model_len=1_000_000))
     assert million.native.tokens / 1e6 == pytest.approx(14.75, abs=0.01)

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from vllm_dsv4.kernels.online_state import online_rows
 
 from tests.rocm.rig import Chunk, Rig
+from vllm_dsv4.ring.geometry import RingKind
 
 LAYERS = {"window": 0, "C4": 2, "C128": 3}
 """Layers of the small checkpoint, by what they read."""
@@ -62,6 +64,20 @@ def test_every_batch_gives_what_the_cpu_path_gives(tiny, kind: str) -> None:
     theirs = Rig(tiny(), LAYERS[kind], "cpu", thin=True)
     expected = [theirs.step(chunks) for chunks in STEPS]
     ours = Rig(tiny(), LAYERS[kind], "rocm", thin=True)
+    for step, chunks in enumerate(STEPS):
+        assert_same(step, ours.step(chunks), expected[step])
+
+
+@pytest.mark.parametrize("platform", ["cpu", "rocm"])
+def test_c128_state_as_a_running_softmax_gives_what_raw_rows_give(
+    tiny, monkeypatch: pytest.MonkeyPatch, platform: str
+) -> None:
+    theirs = Rig(tiny(), LAYERS["C128"], "cpu", thin=True)
+    expected = [theirs.step(chunks) for chunks in STEPS]
+    monkeypatch.setenv("VLLM_DSV4_C128_STATE", "online")
+    ours = Rig(tiny(), LAYERS["C128"], platform, thin=True)
+    shape = ours.arena.geometry.shape(RingKind.C128)
+    assert shape.rows == online_rows(ours.arena.geometry.lookahead)
     for step, chunks in enumerate(STEPS):
         assert_same(step, ours.step(chunks), expected[step])
 

@@ -14,6 +14,7 @@ from vllm.models.deepseek_v4.sparse_mla import DeepseekV4FlashMLAMetadata
 
 from vllm_dsv4.cpu.backend import CpuRingBackend, CpuRingMetadata
 from vllm_dsv4.cpu.compressor import RingCpuCompressor
+from vllm_dsv4.cpu.online_compressor import OnlineCpuCompressor
 from vllm_dsv4.cpu.staging import Staging, copy_rows
 from vllm_dsv4.ring.arena import RingArena
 from vllm_dsv4.ring.geometry import RingKind
@@ -204,6 +205,8 @@ def put_on_rings(
 
 
 def _put_compressor_on_ring(compressor: Any, kind: RingKind, ring: Any, staging: Staging) -> None:
-    compressor.__class__ = RingCpuCompressor
+    cache = ring(kind, compressor.state_cache)
+    folds = cache.arena.geometry.folds(kind)
+    compressor.__class__ = OnlineCpuCompressor if folds else RingCpuCompressor
     compressor.staging = staging
-    compressor.state_cache = ring(kind, compressor.state_cache)
+    compressor.state_cache = cache

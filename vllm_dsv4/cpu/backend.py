@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
 from vllm_dsv4.cpu.index_plan import StagingPlan
+from vllm_dsv4.cpu.online_chunks import Chunk, chunks_of
 from vllm_dsv4.ring import row
 from vllm_dsv4.ring.arena import RingArena
 from vllm_dsv4.ring.geometry import RingGeometry, RingKind
@@ -41,6 +43,11 @@ class CpuRingMetadata:
         self.scratch: dict[object, torch.Tensor] = {}
         self._geometry = geometry
         self._plans: dict[int, StagingPlan] = {}
+
+    @cached_property
+    def online_chunks(self) -> list[Chunk]:
+        """The step's chunks, for state that is kept as running softmaxes."""
+        return chunks_of(self.step)
 
     def plan(self, kind: RingKind) -> StagingPlan:
         ratio = _RATIO[kind]

@@ -29,7 +29,7 @@ class Staging:
                 _buffer_shape(geometry, kind, max_num_batched_tokens, max_num_seqs),
                 dtype=torch.uint8,
             )
-            for kind in geometry.layers_of_kind
+            for kind in _staged(geometry)
         }
 
     def buffer(self, kind: RingKind) -> torch.Tensor:
@@ -41,8 +41,13 @@ def staging_bytes(geometry: RingGeometry, max_num_batched_tokens: int, max_num_s
     """Bytes that ``Staging`` will hold."""
     return sum(
         math.prod(_buffer_shape(geometry, kind, max_num_batched_tokens, max_num_seqs))
-        for kind in geometry.layers_of_kind
+        for kind in _staged(geometry)
     )
+
+
+def _staged(geometry: RingGeometry) -> list[RingKind]:
+    """Kinds whose rows have places by position."""
+    return [kind for kind in geometry.layers_of_kind if not geometry.folds(kind)]
 
 
 def _buffer_shape(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any
 
 BLOCK_SIZE = 256
@@ -55,6 +55,23 @@ _WINDOW = {
     RingKind.C4_INDEXER: 8,
     RingKind.C128: 128,  # one group of 128 (paper: HCA)
 }
+
+
+class C128State(StrEnum):
+    """How an open C128 group is kept: as its raw rows, or as its running softmax."""
+
+    EXACT = "exact"
+    ONLINE = "online"
+
+
+FOLDED_ROWS = 2
+"""Rows of a slot's online state before the raw ones: maximum, denominator, numerator and how far
+they go (``kernels/online_state.py``)."""
+
+
+def online_rows(lookahead: int) -> int:
+    """Rows of a slot's online C128 state: what is folded, and each token that may be rejected."""
+    return FOLDED_ROWS + lookahead
 
 
 def state_row_bytes(head_dim: int, overlap: bool) -> int:
@@ -151,6 +168,7 @@ class RingGeometry:
         num_slots: slots that can be lent. One more, slot 0, is the null slot.
         num_snapshots: snapshot slots behind the live ones, for prefix caching.
         swa_row_bytes: bytes of a window row in the cache format in use.
+        c128_state: how open C128 groups are kept.
     """
 
     layer_ratios: tuple[int, ...]
@@ -159,6 +177,7 @@ class RingGeometry:
     num_slots: int
     num_snapshots: int = 0
     swa_row_bytes: int = FP8_DS_MLA_ROW_BYTES
+    c128_state: C128State = C128State.EXACT
 
     def __post_init__(self) -> None:
         if self.num_slots < 1:
@@ -169,15 +188,22 @@ class RingGeometry:
         if self.num_snapshots < 0:
             raise GeometryError(f"VLLM_DSV4_SNAPSHOT_SLOTS is {self.num_snapshots}; use 0 or more.")
         for kind in self.layers_of_kind:
+            if self.folds(kind):
+                continue
             check_rows(kind, self.shape(kind).rows, self.lookahead, self.max_model_len)
 
     def shape(self, kind: RingKind) -> RingShape:
         """The shape that every layer's ring of ``kind`` has."""
+        rows = ring_rows(kind.window, self.lookahead, self.max_model_len)
         return RingShape(
             kind=kind,
-            rows=ring_rows(kind.window, self.lookahead, self.max_model_len),
+            rows=online_rows(self.lookahead) if self.folds(kind) else rows,
             row_bytes=row_bytes(kind, self.swa_row_bytes),
         )
+
+    def folds(self, kind: RingKind) -> bool:
+        """Whether slots of ``kind`` hold a running softmax rather than rows by position."""
+        return kind is RingKind.C128 and self.c128_state is C128State.ONLINE
 
     @property
     def layers_of_kind(self) -> Mapping[RingKind, int]:

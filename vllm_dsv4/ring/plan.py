@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vllm_dsv4.ring.geometry import (
     BLOCK_SIZE,
+    C128State,
     RingGeometry,
     layer_ratios,
     lookahead_tokens,
@@ -50,6 +51,7 @@ def ring_geometry(
         max_model_len=vllm_config.model_config.max_model_len,
         num_slots=num_slots,
         num_snapshots=num_snapshots(vllm_config, num_slots, settings),
+        c128_state=C128State(settings.c128_state),
     )
 
 
@@ -108,6 +110,7 @@ def ring_spec_of(vllm_config: VllmConfig) -> RingSpec:
         bytes_per_snapshot=geometry.bytes_per_snapshot,
         snapshot_interval=snapshot_interval(vllm_config, read_settings()),
         blocks_ahead=blocks_ahead(vllm_config),
+        c128_state=geometry.c128_state,
     )
 
 

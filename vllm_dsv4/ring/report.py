@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from vllm_dsv4.ring.geometry import C128State
+
 if TYPE_CHECKING:
     from vllm_dsv4.ring.spec import RingSpec
 
@@ -23,6 +25,8 @@ def describe_rings(spec: RingSpec, num_blocks: int) -> str:
         f"vllm-dsv4 {metadata.version('vllm-dsv4')} serves DeepSeek-V4 on rings: {spec.num_slots} "
         f"slots of {spec.bytes_per_slot / MIB:.2f} MiB, one per running sequence, and the null slot"
     )
+    if spec.c128_state is C128State.ONLINE:
+        line += ", open C128 groups as running softmaxes (VLLM_DSV4_C128_STATE=online)"
     if spec.num_snapshots:
         line += (
             f"; {spec.num_snapshots} prefix-cache snapshots of "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from vllm.v1.kv_cache_interface import CircularBufferSpec, KVCacheSpec
 
-from vllm_dsv4.ring.geometry import RingKind
+from vllm_dsv4.ring.geometry import C128State, RingKind
 from vllm_dsv4.ring.row import row_columns
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class RingSpec(CircularBufferSpec):
         snapshot_interval: tokens between the snapshots of a prompt, 0 for its end only.
         blocks_ahead: blocks after a snapshot's boundary that a hit must share too (see
             ``boundaries``).
+        c128_state: how open C128 groups are kept, for reports only.
         is_wide: whether this is the one; no part of equality, so that the layers stay together.
     """
 
@@ -48,6 +49,7 @@ class RingSpec(CircularBufferSpec):
     bytes_per_snapshot: int = 0
     snapshot_interval: int = 0
     blocks_ahead: int = 0
+    c128_state: C128State = C128State.EXACT
     is_wide: bool = field(default=False, compare=False)
 
     def of_layer(self, prefix: str, kind: RingKind) -> RingSpec:
@@ -100,6 +102,7 @@ def make_ring_spec(
     bytes_per_snapshot: int = 0,
     snapshot_interval: int = 0,
     blocks_ahead: int = 0,
+    c128_state: C128State = C128State.EXACT,
 ) -> RingSpec:
     """The ring spec of a model whose paged blocks hold ``block_size`` tokens.
 
@@ -121,4 +124,5 @@ def make_ring_spec(
         bytes_per_snapshot=bytes_per_snapshot,
         snapshot_interval=snapshot_interval,
         blocks_ahead=blocks_ahead,
+        c128_state=c128_state,
     )

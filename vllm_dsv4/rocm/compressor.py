@@ -10,9 +10,11 @@ from vllm.models.deepseek_v4.compressor import DeepseekCompressor
 
 from vllm_dsv4.kernels.caches import KeyCache
 from vllm_dsv4.kernels.compress import compress
+from vllm_dsv4.kernels.compress_online import compress_online
 from vllm_dsv4.kernels.compress_state import save_state
 from vllm_dsv4.kernels.compressor import CompressorShape, CompressorWeights, StateRing
 from vllm_dsv4.kernels.indexer_cache import IndexerCache
+from vllm_dsv4.kernels.online_state import OnlineState, fold_state
 from vllm_dsv4.kernels.ring_copy import copy_slots
 from vllm_dsv4.ring.geometry import HEAD_DIM, SNAPSHOT_KINDS
 from vllm_dsv4.ring.layer import RingCache
@@ -27,7 +29,7 @@ class RingRocmCompressor(DeepseekCompressor):
     """
 
     state_cache: RingCache
-    state_ring: StateRing
+    state_ring: StateRing | OnlineState
     history_dtype: torch.dtype
 
     def forward(self, kv_score: torch.Tensor, positions: torch.Tensor, rotary_emb: Any) -> None:
@@ -51,6 +53,9 @@ class RingRocmCompressor(DeepseekCompressor):
             eps=self.rms_norm_eps,
             cos_sin=rotary_emb.cos_sin_cache,
         )
+        if isinstance(self.state_ring, OnlineState):
+            self._fold(keys, scores, weights, self.state_ring, attn_metadata)
+            return
         compress(
             keys,
             scores,
@@ -74,6 +79,29 @@ class RingRocmCompressor(DeepseekCompressor):
                 )
         save_state(keys, scores, weights, self.state_ring, step.all)
 
+    def _fold(
+        self,
+        keys: torch.Tensor,
+        scores: torch.Tensor,
+        weights: CompressorWeights,
+        state: OnlineState,
+        attn_metadata: dict[str, Any],
+    ) -> None:
+        """The same where open groups are running softmaxes, of which no snapshot holds any."""
+        step = attn_metadata[self.state_cache.prefix].step.all
+        history = self._history()
+        assert isinstance(history, KeyCache)
+        compress_online(
+            keys,
+            scores,
+            weights,
+            state,
+            step,
+            history=history,
+            history_rows=attn_metadata[self.k_cache_prefix].slot_mapping,
+        )
+        fold_state(keys, scores, weights, state, step)
+
     def _history(self) -> KeyCache | IndexerCache:
         """The paged rows that this compressor writes, as the layer that reads them is bound now."""
         cache = self._static_forward_context[self.k_cache_prefix].kv_cache
@@ -92,11 +120,15 @@ def put_compressor_on_ring(
     """
     compressor.__class__ = RingRocmCompressor
     compressor.state_cache = state_cache
-    compressor.state_ring = StateRing(
-        state_cache.ring.view(torch.float32),
-        state_cache.shape.rows,
-        CompressorShape(compressor.compress_ratio, compressor.head_dim),
-    )
+    buffer, geometry = state_cache.ring.view(torch.float32), state_cache.arena.geometry
+    if geometry.folds(state_cache.kind):
+        compressor.state_ring = OnlineState(buffer, geometry.lookahead)
+    else:
+        compressor.state_ring = StateRing(
+            buffer,
+            state_cache.shape.rows,
+            CompressorShape(compressor.compress_ratio, compressor.head_dim),
+        )
     compressor.history_dtype = history_dtype
     # Scratch of vLLM's two-stage kernel, 512 float32 values for every token of a step.
     compressor._compress_scratch = None

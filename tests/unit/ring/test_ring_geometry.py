@@ -1,8 +1,11 @@
 """Sizes of the rings, against the figures of the released models."""
 
+from typing import Any
+
 import pytest
 
 from vllm_dsv4.ring.geometry import (
+    C128State,
     GeometryError,
     RingGeometry,
     RingKind,
@@ -17,8 +20,8 @@ FLASH = (0, 0, *([4, 128] * 20), 4)
 PRO = (128, 128, *([4, 128] * 29), 4)
 
 
-def geometry(ratios: tuple[int, ...] = FLASH, **kwargs: int) -> RingGeometry:
-    sizes = {"lookahead": 0, "max_model_len": 131072, "num_slots": 256} | kwargs
+def geometry(ratios: tuple[int, ...] = FLASH, **kwargs: Any) -> RingGeometry:
+    sizes: dict[str, Any] = {"lookahead": 0, "max_model_len": 131072, "num_slots": 256} | kwargs
     return RingGeometry(layer_ratios=ratios, **sizes)
 
 
@@ -33,6 +36,18 @@ def test_a_flash_sequence_holds_15_4_megabytes() -> None:
     swa, c4, c128 = 43 * 128 * 584, 21 * 8 * (8192 + 2048), 20 * 128 * 4096
     assert geometry().bytes_per_slot == swa + c4 + c128 == 15_420_416
     assert geometry().bytes_per_snapshot == swa + c4
+
+
+@pytest.mark.parametrize("lookahead", [0, 3])
+def test_a_running_softmax_takes_a_third_of_a_flash_slot(lookahead: int) -> None:
+    sizes = geometry(lookahead=lookahead, c128_state=C128State.ONLINE)
+    c128 = 20 * (2 + lookahead) * 4096
+    assert sizes.shape(RingKind.C128).rows == 2 + lookahead
+    exact = geometry(lookahead=lookahead)
+    of_rows = 20 * (128 + lookahead) * 4096
+    assert sizes.bytes_per_slot == exact.bytes_per_slot - of_rows + c128
+    assert geometry(c128_state=C128State.ONLINE).bytes_per_slot <= 5.2e6
+    assert sizes.bytes_per_snapshot == exact.bytes_per_snapshot
 
 
 def test_pro_has_30_c4_and_31_c128_layers() -> None:

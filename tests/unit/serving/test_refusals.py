@@ -267,6 +267,7 @@ def test_what_asks_for_too_much_is_named_before_anything_is_allocated(
         ("VLLM_DSV4_SLOTS", "many", "whole number"),
         ("VLLM_DSV4_SLOTS", "9" * 5000, "whole number"),
         ("VLLM_DSV4_SNAPSHOT_SLOTS", "-1", "0 or more"),
+        ("VLLM_DSV4_C128_STATE", "raw", "online"),
         ("VLLM_DSV4_SNAPSHOT_INTERVAL", "-256", "0 or more"),
         ("VLLM_DSV4_SNAPSHOT_INTERVAL", "256 tokens", "whole number"),
         ("VLLM_DSV4_POISON", "true", "use 0 or 1"),

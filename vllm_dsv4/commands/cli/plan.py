@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 
 from vllm_dsv4.commands.cli.logs import quiet_vllm
@@ -79,6 +80,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=False,
         help="count the rings' snapshots too",
     )
+    parser.add_argument(
+        "--c128-state",
+        choices=("exact", "online"),
+        help="as VLLM_DSV4_C128_STATE (default: what that says, else exact)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
 
@@ -87,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
     from vllm_dsv4.commands.planner.options import BadFlag, PlanOptions
     from vllm_dsv4.settings import SettingError
 
+    if args.c128_state:
+        os.environ["VLLM_DSV4_C128_STATE"] = args.c128_state
     try:
         options = PlanOptions(
             model=find_model(args.model),

@@ -14,7 +14,7 @@ from vllm_dsv4.commands.planner.options import GIB, PlanOptions
 from vllm_dsv4.commands.planner.parts import largest_part, taken
 from vllm_dsv4.commands.planner.specs import paged_specs, ring_specs
 from vllm_dsv4.commands.planner.vllm_planner import plan_pool, pool_of_any_size
-from vllm_dsv4.ring.geometry import RingGeometry
+from vllm_dsv4.ring.geometry import C128State, RingGeometry
 from vllm_dsv4.ring.plan import ring_geometry
 from vllm_dsv4.settings import read_settings
 
@@ -68,6 +68,7 @@ class Plan:
         bytes_per_block: bytes of one paged block, the same on both sides.
         num_snapshots: snapshot slots for prefix caching, counted in ``ring_bytes``.
         bytes_per_snapshot: bytes of one of them.
+        c128_state: how open C128 groups are kept.
     """
 
     options: PlanOptions
@@ -76,6 +77,7 @@ class Plan:
     bytes_per_block: int
     num_snapshots: int
     bytes_per_snapshot: int
+    c128_state: C128State
     native_refusal: str
 
     @property
@@ -89,7 +91,7 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         return {
             "native": asdict(self.native),
-            "rings": asdict(self.rings),
+            "rings": asdict(self.rings) | {"c128_state": self.c128_state.value},
             "ratio": {"tokens": self.token_ratio, "concurrency": self.concurrency_ratio},
             "deployment": {
                 "engines": self.options.data_parallel_size,
@@ -131,6 +133,7 @@ def make_plan(options: PlanOptions) -> Plan:
         bytes_per_block=bytes_per_block(rings_config),
         num_snapshots=geometry.num_snapshots,
         bytes_per_snapshot=geometry.bytes_per_snapshot,
+        c128_state=geometry.c128_state,
         native_refusal=native_refusal,
     )
 

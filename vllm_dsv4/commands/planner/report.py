@@ -68,7 +68,8 @@ def _memory(plan: Plan) -> str:
             *([weights] if several or options.enable_expert_parallel else []),
             f"  caches in all  {caches / GIB:10.2f} GiB",
             f"  rings          {rings.ring_bytes / GIB:10.2f} GiB   {rings.num_slots:,} slots of "
-            f"{rings.bytes_per_slot / 1e6:.2f} MB, and the null slot{snapshots}",
+            f"{rings.bytes_per_slot / 1e6:.2f} MB, and the null slot{snapshots}; "
+            f"C128 state {plan.c128_state}",
             f"  pages          {(caches - rings.ring_bytes) / GIB:10.2f} GiB   "
             f"{rings.num_blocks:,} blocks of {plan.bytes_per_block:,} bytes, 256 tokens each",
         ]
