@@ -23,7 +23,7 @@ def test_json_is_all_that_reaches_stdout_and_has_the_promised_keys():
     plan = json.loads(done.stdout)
     assert set(plan) == {"native", "rings", "ratio", "deployment"}
     assert set(plan["native"]) == SIDE
-    assert set(plan["rings"]) == SIDE | {"num_slots", "bytes_per_slot", "ring_bytes"}
+    assert set(plan["rings"]) == SIDE | {"num_slots", "bytes_per_slot", "ring_bytes", "c128_state"}
     assert plan["ratio"] == {
         key: plan["rings"][key] / plan["native"][key] for key in ("tokens", "concurrency")
     }

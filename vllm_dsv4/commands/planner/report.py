@@ -8,6 +8,7 @@ from vllm_dsv4.commands.planner.config import planning_config
 from vllm_dsv4.commands.planner.options import GIB, PlanOptions
 from vllm_dsv4.commands.planner.plan import DoesNotFit, Plan, make_plan
 from vllm_dsv4.commands.planner.suggest import most_snapshots
+from vllm_dsv4.ring.geometry import C128State
 from vllm_dsv4.ring.plan import ring_geometry
 from vllm_dsv4.settings import read_settings
 
@@ -53,6 +54,7 @@ def _asked(options: PlanOptions) -> str:
 def _memory(plan: Plan) -> str:
     rings = plan.rings
     caches = plan.options.cache_bytes
+    online = "; C128 state online" if plan.c128_state is C128State.ONLINE else ""
     snapshots = (
         f"; {plan.num_snapshots:,} snapshots of {plan.bytes_per_snapshot / 1e6:.2f} MB"
         if plan.num_snapshots
@@ -68,8 +70,8 @@ def _memory(plan: Plan) -> str:
             *([weights] if several or options.enable_expert_parallel else []),
             f"  caches in all  {caches / GIB:10.2f} GiB",
             f"  rings          {rings.ring_bytes / GIB:10.2f} GiB   {rings.num_slots:,} slots of "
-            f"{rings.bytes_per_slot / 1e6:.2f} MB, and the null slot{snapshots}; "
-            f"C128 state {plan.c128_state}",
+            f"{rings.bytes_per_slot / 1e6:.2f} MB, and the null slot{snapshots}"
+            f"{online}",
             f"  pages          {(caches - rings.ring_bytes) / GIB:10.2f} GiB   "
             f"{rings.num_blocks:,} blocks of {plan.bytes_per_block:,} bytes, 256 tokens each",
         ]
