@@ -17,7 +17,16 @@ from .compress_state import check_step_values
 from .compressor import CompressorWeights
 from .fp8_ds_mla import HEAD_DIM, ROPE_DIM
 from .launch import KV_DTYPES, WAVE_SIZES, warps
-from .online_state import RATIO, SHAPE, TILE, OnlineState, fold_fresh, fold_raw, load_folded
+from .online_state import (
+    FOLDED_ROWS,
+    RATIO,
+    SHAPE,
+    TILE,
+    OnlineState,
+    fold_fresh,
+    fold_raw,
+    load_folded,
+)
 from .step_tokens import INDEX_TYPES, StepTokens, chunk_of, load_index
 from .variants import KernelVariant
 
@@ -211,7 +220,7 @@ def online_reference(
         rows[slot, 0, 0], rows[slot, 0, 1], rows[slot, 1, 0] = folded
         rows[slot, 1, 1] = final
         for position in range(final, end):
-            raw = rows[slot, 2 + position % state.lookahead]
+            raw = rows[slot, FOLDED_ROWS + position % state.lookahead]
             raw[0], raw[1] = keys[begin + position - first], biased[position - first]
 
 
@@ -245,7 +254,7 @@ def _kept(
     folded = int(slot[1, 1, 0])
     usable = folded > group_start
     kept = (slot[0, 0], slot[0, 1], slot[1, 0]) if usable else _nothing(slot)
-    raw = [slot[2 + p % lookahead] for p in range(max(folded, group_start), first)]
+    raw = [slot[FOLDED_ROWS + p % lookahead] for p in range(max(folded, group_start), first)]
     if not raw:
         return kept
     return _merge(kept, torch.stack([r[0] for r in raw]), torch.stack([r[1] for r in raw]))

@@ -35,6 +35,7 @@ RATIO = 128
 SHAPE = CompressorShape(RATIO, HEAD_DIM)
 FOLDED_ROWS = 2
 """Rows of a slot before the raw ones."""
+_FOLDED_ROWS = tl.constexpr(FOLDED_ROWS)
 TILE = 16
 """Tokens folded at a time."""
 CHANNELS = 128
@@ -125,7 +126,7 @@ def fold_raw(
         kept = position >= folded
         # Before position 0 the remainder would be negative.
         row = (position + LOOKAHEAD) % LOOKAHEAD
-        row_ptr = slot_ptr + (2 + row) * (2 * HEAD) + column
+        row_ptr = slot_ptr + (_FOLDED_ROWS + row) * (2 * HEAD) + column
         key = tl.load(row_ptr, kept, 0.0)
         score = tl.load(row_ptr + HEAD, kept, float("-inf"))
         largest, weight_sum, key_sum = merge_rows(
@@ -236,7 +237,8 @@ def fold_state_kernel(
         key = tl.load(keys_ptr + token * key_stride + column, kept, 0.0)
         score = tl.load(scores_ptr + token * score_stride + column, kept, 0.0)
         bias = tl.load(bias_ptr + (position + RATIO) % RATIO * HEAD + column, kept, 0.0)
-        row_ptr = slot_ptr + (2 + (position + LOOKAHEAD) % LOOKAHEAD) * (2 * HEAD) + column
+        row = _FOLDED_ROWS + (position + LOOKAHEAD) % LOOKAHEAD
+        row_ptr = slot_ptr + row * (2 * HEAD) + column
         tl.store(row_ptr, key, kept)
         tl.store(row_ptr + HEAD, score + bias, kept)
 

@@ -9,26 +9,22 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from vllm._custom_ops import compress_norm_rope_store_cpu
 from vllm.forward_context import get_forward_context
-from vllm.models.deepseek_v4.cpu.cpu_compressor import DeepseekV4CPUCompressor
 
 from vllm_dsv4.cpu.backend import CpuRingMetadata
+from vllm_dsv4.cpu.compressor import RingCpuCompressor
 from vllm_dsv4.cpu.online_chunks import RATIO
 from vllm_dsv4.ring.geometry import FOLDED_ROWS, HEAD_DIM
-from vllm_dsv4.ring.layer import RingCache
 
 Softmax: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Maximum, denominator and numerator, float32 ``[512]`` each."""
 
 
-class OnlineCpuCompressor(DeepseekV4CPUCompressor):
+class OnlineCpuCompressor(RingCpuCompressor):
     """Compressor whose partial state is a running softmax.
 
     Never constructed: an existing compressor takes this class.
     """
-
-    state_cache: RingCache
 
     def forward(self, kv_score: torch.Tensor, positions: torch.Tensor, rotary_emb: Any) -> None:
         """Compress every group that closes in this step, then fold what is certain.
@@ -61,11 +57,8 @@ class OnlineCpuCompressor(DeepseekV4CPUCompressor):
             rows[0, 0], rows[0, 1], rows[1, 0] = folded
             rows[1, 1] = final
             for position in range(final, chunk.end):
-                raw = rows[FOLDED_ROWS + position % lookahead]
-                raw[0], raw[1] = (
-                    group.keys[position - chunk.first],
-                    group.scores[position - chunk.first],
-                )
+                raw, at = rows[FOLDED_ROWS + position % lookahead], position - chunk.first
+                raw[0], raw[1] = group.keys[at], group.scores[at]
         if closed:
             slot_mapping = attn_metadata[self.k_cache_prefix].slot_mapping
             self._store(torch.stack(means), positions[closed], slot_mapping[closed], rotary_emb)
@@ -86,19 +79,7 @@ class OnlineCpuCompressor(DeepseekV4CPUCompressor):
         rows = torch.stack([means, torch.zeros_like(means)], dim=1).view(groups, 1, 2 * HEAD_DIM)
         read = torch.full((groups, RATIO), -1, dtype=torch.int64)
         read[:, -1] = torch.arange(groups)
-        cache = self._static_forward_context[self.k_cache_prefix].kv_cache
-        compress_norm_rope_store_cpu(
-            rows,
-            read,
-            positions,
-            slot_mapping,
-            self._norm_weight_fp32,
-            self.rms_norm_eps,
-            rotary_emb.cos_sin_cache,
-            cache.view(cache.shape[0], -1),
-            cache.shape[1],
-            RATIO,
-        )
+        self._compress(rows, read, positions, slot_mapping, rotary_emb)
 
 
 @dataclass(frozen=True)
