@@ -25,6 +25,7 @@ CPU_MODELS = {
     DRAFT_ARCHITECTURE: "vllm_dsv4.cpu.draft:DeepSeekV4MTP",
 }
 CPU_PAGED_MODELS = {ARCHITECTURE: "vllm_dsv4.cpu.paged_model:PagedDeepseekV4ForCausalLM"}
+CONNECTOR = "vllm_dsv4.offload.connector:Dsv4RingConnector"
 CPU_INFO = Path("/proc/cpuinfo")
 ROCM_PLATFORM = "vllm_dsv4.rocm.platform.Dsv4RocmPlatform"
 ROCM_MODELS = {
@@ -67,6 +68,15 @@ def register() -> None:
         return
     for architecture, cls in models.items():
         ModelRegistry.register_model(architecture, cls)
+    _register_connector()
+
+
+def _register_connector() -> None:
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    module, name = CONNECTOR.split(":")
+    if name not in KVConnectorFactory._registry:
+        KVConnectorFactory.register_connector(name, module, name)
 
 
 def _rings_wanted() -> bool:

@@ -20,6 +20,8 @@ class RingArena:
 
     def __init__(self, geometry: RingGeometry, device: torch.device | str) -> None:
         self.geometry = geometry
+        self.weights_loaded = 0
+        """How often the model of these rings loaded weights: rows of others are of no use since."""
         self.buffers: dict[RingKind, torch.Tensor] = {}
         self._next_layer: dict[RingKind, int] = {}
         for kind, layers in geometry.layers_of_kind.items():

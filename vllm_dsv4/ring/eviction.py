@@ -57,10 +57,11 @@ class EvictionOrder:
         self._spent.pop(snapshot, None)
         return snapshot
 
-    def supersede(self, source: Snapshot | None, left: list[Snapshot]) -> None:
-        """A request ended that started from ``source`` and published ``left``."""
+    def supersede(self, source: Snapshot | None, left: list[Snapshot]) -> list[Snapshot]:
+        """A request ended that started from ``source`` and published ``left``: what is spent."""
         if not left:
-            return
+            return []
+        spent = []
         latest = max(snapshot.boundary for snapshot in left)
         mine = [(snapshot, 0) for snapshot in left]
         for snapshot, own_hits in [*mine, (source, 1)] if source else mine:
@@ -71,6 +72,8 @@ class EvictionOrder:
                 and self._is_at_rest(snapshot)
             ):
                 self._spent[snapshot] = None
+                spent.append(snapshot)
+        return spent
 
     def take_spent(self) -> KVCacheBlock | None:
         """Give up the snapshot that was spent first; return its block, held once, or None."""
@@ -87,7 +90,7 @@ class EvictionOrder:
         """Findable and not pinned; neither evicted since, nor lost to a reset of the cache."""
         block = snapshot.block
         return (
-            self._published[block.block_id] is snapshot
+            self._published.get(block.block_id) is snapshot
             and block.block_hash is not None
             and block.ref_cnt == 0
         )

@@ -76,6 +76,8 @@ class RingManager(CircularBufferManager):
             hash_block_size=paged_pool.hash_block_size,
         )
         self.block_pool = self.snapshots.pool
+        self.can_be_loaded = False
+        """Whether somebody fills a snapshot for tokens that come from outside."""
         self._scheduled_tokens: dict[str, int] = {}
         self._taker = self.counts_taker(kv_cache_spec)
         self._taker.publish(self.slots.counts(), self.snapshots)
@@ -109,6 +111,8 @@ class RingManager(CircularBufferManager):
             SlotIntegrityError: computed tokens without a snapshot of exactly that length. A ring
                 that was not rebuilt for them must not be used (invariant 10).
         """
+        if num_external_computed_tokens and self.can_be_loaded:
+            return  # The ring comes whole from what is loaded: see the next method.
         if num_local_computed_tokens == 0 and num_external_computed_tokens == 0:
             return
         hit_blocks = len(new_computed_blocks)
@@ -131,11 +135,21 @@ class RingManager(CircularBufferManager):
         num_external_computed_tokens: int,
         record_for_zeroing: bool = True,
     ) -> None:
-        """Raises SlotIntegrityError: nobody rebuilds a ring for tokens that a connector loads."""
-        raise SlotIntegrityError(
-            f"a KV connector loaded {num_external_computed_tokens} tokens for request "
-            f"{request_id!r}; rings cannot be loaded"
-        )
+        """Tokens that a connector loads: lend the slot, and reserve the snapshot that the load
+        fills and the request's first step copies, as it would copy one that was hit.
+
+        Raises:
+            SlotIntegrityError: nobody fills it, or the tokens end within a block.
+        """
+        tokens = num_local_computed_tokens + num_external_computed_tokens
+        if not self.can_be_loaded or tokens % self.block_size:
+            raise SlotIntegrityError(
+                f"a KV connector loads {num_external_computed_tokens} tokens for request "
+                f"{request_id!r}, {tokens} in all; nobody rebuilds its ring for them"
+            )
+        boundary = tokens // self.block_size
+        source = self.snapshots.reserve(request_id, boundary)
+        self._start_row(request_id, source, boundary)
 
     def allocate_new_blocks(
         self, request_id: str, num_tokens: int, num_tokens_main_model: int

@@ -15,21 +15,40 @@ of use, ``eviction`` which one makes room for another):
 
 A snapshot that was hit stays pinned until the step that copies it has been scheduled. A later step
 may overwrite it: its writes are enqueued behind the copy on every rank.
+
+A snapshot may also come from outside, from a tier behind the card: ``reserve`` gives it a place,
+and from when its bytes are there it is what any other snapshot is, a hit of the request that it was
+loaded for.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_utils import BlockHashList, KVCacheBlock, resolve_block_hashes
+from vllm.v1.core.kv_cache_utils import (
+    BlockHashList,
+    BlockHashWithGroupId,
+    KVCacheBlock,
+    resolve_block_hashes,
+)
 
 from vllm_dsv4.ring.boundaries import Boundaries
 from vllm_dsv4.ring.eviction import EvictionOrder, Snapshot
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
+
+
+class SnapshotWatcher(Protocol):
+    """Whoever keeps copies of snapshots elsewhere."""
+
+    def published(self, request: Request, boundary: int, slot: int) -> None:
+        """A snapshot can be found from now on. Its slot is written by work that is enqueued."""
+
+    def spent(self, block_hash: BlockHashWithGroupId) -> None:
+        """The conversation that left a snapshot has outgrown it."""
 
 
 @dataclass
@@ -107,6 +126,9 @@ class SnapshotBook:
         self._lives: dict[str, _Life] = {}
         self._ordering: dict[str, _Life] = {}  # those with orders under way
         self._pinned: dict[str, Snapshot] = {}
+        self.watcher: SnapshotWatcher | None = None
+        self._loading: dict[str, Snapshot] = {}  # places whose bytes are on their way
+        self._loaded: dict[str, Snapshot] = {}  # to be copied by a step that is not scheduled yet
 
     def slot_of(self, block: KVCacheBlock) -> int:
         """Slot number of a snapshot, as workers address it."""
@@ -119,6 +141,21 @@ class SnapshotBook:
         self.counters.hits += 1
         return self.slot_of(snapshot)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a snapshot could be loaded now."""
+        return self.pool.get_num_free_blocks() > 0
+
+    def reserve(self, request_id: str, boundary: int) -> int:
+        """A place for a snapshot that will be loaded; return its slot. Ask ``has_room`` first."""
+        snapshot = Snapshot(self._take_place(), boundary, shared=False)
+        self._loading[request_id] = snapshot
+        return self.slot_of(snapshot.block)
+
+    def loading_slot(self, request_id: str) -> int:
+        """The slot that ``reserve`` gave this request."""
+        return self.slot_of(self._loading[request_id].block)
+
     def admit(self, request: Request, scheduled_tokens: int, hit_blocks: int) -> dict[int, int]:
         """First sight of a request: order its prompt's snapshots.
 
@@ -129,12 +166,15 @@ class SnapshotBook:
         Returns:
             Boundary to snapshot slot, for the row.
         """
-        life = _Life(request, scheduled_tokens, self._pinned.get(request.request_id))
+        loaded = self._arrive(request)
+        life = _Life(request, scheduled_tokens, loaded or self._pinned.get(request.request_id))
         self._lives[request.request_id] = life
         self.counters.lookups += 1
         self._order_prompt(life, hit_blocks)
         life.named = max(scheduled_tokens, request.num_tokens) // self.block_size
         self._after_scheduling(life)
+        if loaded is not None:
+            self.due[request.request_id] = 0
         return {order.boundary: self.slot_of(order.block) for order in life.orders}
 
     def knows(self, request_id: str) -> bool:
@@ -150,6 +190,8 @@ class SnapshotBook:
         life = self._lives.get(request_id)
         if life is None:
             return {}
+        if request_id in self._loaded:
+            self._pinned[request_id] = self._loaded.pop(request_id)
         ordered = len(life.orders)
         if life.request.num_prompt_tokens > life.prompt_tokens:
             self._order_prompt(life, life.named)
@@ -179,9 +221,10 @@ class SnapshotBook:
 
     def forget(self, request_id: str) -> None:
         """The request ended or was preempted: publish what is final, drop the rest."""
-        source = self._pinned.pop(request_id, None)
-        if source is not None:
-            self.pool.free_blocks([source.block])
+        for held in (self._pinned, self._loading, self._loaded):
+            source = held.pop(request_id, None)
+            if source is not None:
+                self.pool.free_blocks([source.block])
         life = self._lives.pop(request_id, None)
         if life is None:
             return
@@ -198,7 +241,11 @@ class SnapshotBook:
             else:
                 self.pool.free_blocks([order.block])
         if executed:
-            self.eviction.supersede(life.source, life.left)
+            spent = self.eviction.supersede(life.source, life.left)
+            if self.watcher is not None:
+                for snapshot in spent:
+                    assert snapshot.block.block_hash is not None
+                    self.watcher.spent(snapshot.block.block_hash)
 
     def num_pinned(self) -> int:
         """Snapshot slots that cannot be evicted now."""
@@ -208,6 +255,7 @@ class SnapshotBook:
         """What ``num_pinned`` must be, counted from the requests' side."""
         held = {order.block.block_id for life in self._lives.values() for order in life.orders}
         held |= {life.latest.block.block_id for life in self._lives.values() if life.latest}
+        held |= {load.block.block_id for load in (*self._loading.values(), *self._loaded.values())}
         return len(held | self._pinned_sources())
 
     def _order_prompt(self, life: _Life, after: int) -> None:
@@ -226,22 +274,40 @@ class SnapshotBook:
     def _order(
         self, life: _Life, boundary: int, from_decode: bool, shared: bool = False
     ) -> _Order | None:
-        """Take a snapshot slot: an empty one, else a spent snapshot's, else that of the least
-        recently used; None if all are pinned, or if the request ends before it could be found."""
+        """Take a snapshot slot; None if all are pinned, or if the request ends before it could be
+        found."""
         if (
             not self.boundaries.is_reachable(life.request, boundary)
             or self._is_cached(life.request, boundary)
             or self.pool.get_num_free_blocks() == 0
         ):
             return None
+        order = _Order(boundary, self._take_place(), from_decode, shared)
+        life.orders.append(order)
+        return order
+
+    def _take_place(self) -> KVCacheBlock:
+        """An empty snapshot slot, else a spent snapshot's, else the least recently used one's."""
         cached_before = len(self.pool.cached_block_hash_to_block)
         block = None if self._num_empty() else self.eviction.take_spent()
         if block is None:
             (block,) = self.pool.get_new_blocks(1)
-        order = _Order(boundary, block, from_decode, shared)
         self.counters.evictions += cached_before - len(self.pool.cached_block_hash_to_block)
-        life.orders.append(order)
-        return order
+        return block
+
+    def _arrive(self, request: Request) -> Snapshot | None:
+        """The snapshot that was loaded for a request, if one was: others can find it from now on,
+        and it stays until the step that copies it has been scheduled."""
+        loaded = self._loading.pop(request.request_id, None)
+        if loaded is None:
+            return None
+        if not self._is_cached(request, loaded.boundary):
+            self._make_findable(request, loaded.boundary, loaded.block)
+            loaded = self.eviction.publish(loaded.block, loaded.boundary, shared=False)
+            self.eviction.hit(loaded.block)
+        self._loaded[request.request_id] = loaded
+        self.counters.hits += 1
+        return loaded
 
     def _num_empty(self) -> int:
         """Free snapshot slots that hold nothing findable."""
@@ -284,19 +350,25 @@ class SnapshotBook:
         life.latest = order
 
     def _publish(self, life: _Life, order: _Order) -> None:
-        boundary, key = order.boundary, self.boundaries.key(order.boundary)
+        boundary = order.boundary
         if not self._is_cached(life.request, boundary):
-            self.pool.cache_full_blocks(
-                request=life.request,
-                blocks=[self.pool.null_block] * (key - 1) + [order.block],
-                num_cached_blocks=key - 1,
-                num_full_blocks=key,
-                block_size=self.block_size,
-                kv_cache_group_id=self.group_id,
-            )
+            self._make_findable(life.request, boundary, order.block)
             self.counters.taken += 1
             life.left.append(self.eviction.publish(order.block, boundary, order.shared))
+            if self.watcher is not None:
+                self.watcher.published(life.request, boundary, self.slot_of(order.block))
         self.pool.free_blocks([order.block])
+
+    def _make_findable(self, request: Request, boundary: int, block: KVCacheBlock) -> None:
+        key = self.boundaries.key(boundary)
+        self.pool.cache_full_blocks(
+            request=request,
+            blocks=[self.pool.null_block] * (key - 1) + [block],
+            num_cached_blocks=key - 1,
+            num_full_blocks=key,
+            block_size=self.block_size,
+            kv_cache_group_id=self.group_id,
+        )
 
     def _hashes(self, request: Request) -> BlockHashList:
         return resolve_block_hashes(

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from vllm.config import VllmConfig
 
+    from vllm_dsv4.ring.arena import RingArena
+
 
 def local_ratios(attentions: Iterable[Any]) -> tuple[int, ...]:
     """Compression ratios of this rank's own layers, in construction order."""
@@ -36,6 +38,7 @@ class LoadsWholeCheckpoint:
     of his own. ``expect_checkpoint`` arms it, at the end of the constructor.
     """
 
+    arena: RingArena
     _expected: VllmConfig | None = None
     _drafts = False
 
@@ -45,6 +48,7 @@ class LoadsWholeCheckpoint:
             self._expected, self._drafts = vllm_config, drafts
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        self.arena.weights_loaded += 1
         vllm_config, self._expected = self._expected, None
         if vllm_config is None:
             return super().load_weights(weights)  # type: ignore[misc]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from vllm_dsv4.architectures import ARCHITECTURE, DRAFT_ARCHITECTURE, VISION_ARCHITECTURE
 from vllm_dsv4.log import get_logger
+from vllm_dsv4.offload.config import uses_tiers
 from vllm_dsv4.ring.plan import RETENTION_KEY
 from vllm_dsv4.ring.refusal import Refusal
 from vllm_dsv4.serving import ranks
@@ -78,6 +79,9 @@ def prepare_for_rings(vllm_config: VllmConfig) -> None:
         # Whoever validates the configuration wraps it in an error many lines long.
         logger.error("vllm_dsv4 cannot serve %s: %s", ARCHITECTURE, refusal)
         raise
+    if uses_tiers(vllm_config):
+        # A prefix that cannot be loaded is computed: vLLM's default would fail the request.
+        vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
     _warn_of_idle_slots(vllm_config.scheduler_config.max_num_seqs)
     ranks.mark(vllm_config)
     from vllm_dsv4.serving.metrics import show_on_metrics

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from vllm_dsv4.architectures import VISION_ARCHITECTURE
 from vllm_dsv4.checkpoint.entries import ENTRY_CHECKS
+from vllm_dsv4.offload.config import EXAMPLE, FLAG, check_tiers, uses_tiers
 from vllm_dsv4.ring.plan import ring_geometry, snapshot_interval
 from vllm_dsv4.ring.refusal import PAGED_PATH, Refusal
 from vllm_dsv4.serving.data_parallel import DATA_PARALLEL_CHECKS
@@ -99,16 +100,20 @@ def check_monokernel(config: VllmConfig) -> None:
 
 
 def check_kv_connector(config: VllmConfig) -> None:
-    """A connector moves paged blocks; without the rings the other side would answer wrongly."""
+    """Others move paged blocks only; without the rings the other side would answer wrongly."""
     transfer = config.kv_transfer_config
-    if transfer is not None and transfer.kv_connector is not None:
-        raise Refusal(
-            "--kv-transfer-config",
-            transfer.kv_connector,
-            "a KV connector transfers paged blocks only, and the sequence's window and "
-            "compressor state live in its ring",
-            f"Remove it, {PAGED_PATH}",
-        )
+    if transfer is None or transfer.kv_connector is None:
+        return
+    if uses_tiers(config):
+        check_tiers(config)
+        return
+    raise Refusal(
+        FLAG,
+        transfer.kv_connector,
+        "this KV connector transfers paged blocks only, and the sequence's window and "
+        "compressor state live in its ring",
+        f"For host memory and disk use '{EXAMPLE}', {PAGED_PATH}",
+    )
 
 
 def check_kv_offloading(config: VllmConfig) -> None:
@@ -120,7 +125,7 @@ def check_kv_offloading(config: VllmConfig) -> None:
             cache.kv_offloading_size,
             f"its backend ({cache.kv_offloading_backend}) is a KV connector, which moves paged "
             "blocks only, and the sequence's window and compressor state live in its ring",
-            f"Remove it, {PAGED_PATH}",
+            f"Use {FLAG} '{EXAMPLE}' in its place, {PAGED_PATH}",
         )
 
 

@@ -37,7 +37,9 @@ class Loader:
 
 
 class Model(LoadsWholeCheckpoint, Loader):
-    pass
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.arena: Any = SimpleNamespace(weights_loaded=0)
 
 
 def vllm_config(load_format: str = "auto", **parallel: bool) -> Any:

@@ -17,8 +17,8 @@ DERIVED = {
     "kv_transfer_config": "refused by --kv-offloading-size, which alone sets it",
     "kv_transfer_config.kv_connector": "the same",
     "kv_transfer_config.kv_role": "the same",
-    "scheduler_config.disable_hybrid_kv_cache_manager": "set by a connector or by "
-    "attention_chunk_size, both refused; otherwise to the default",
+    "scheduler_config.disable_hybrid_kv_cache_manager": "set by a connector that is "
+    "not ours or by attention_chunk_size, both refused; otherwise to the default",
     "scheduler_config.scheduler_cls": "diffusion models only",
     "compilation_config.cudagraph_mode": "graphs need nothing of rings that eager does not",
     "compilation_config.compile_ranges_endpoints": "what is compiled, not what is cached",
