@@ -45,6 +45,44 @@ def test_missing_triton_is_refused() -> None:
         check_triton()
 
 
+@pytest.mark.parametrize("arch", ["gfx942:sramecc+:xnack-", "gfx1250"])
+@pytest.mark.parametrize(("installed", "said"), [(False, "missing"), (True, "switched off")])
+def test_a_card_whose_indexer_is_aiters_is_refused_without_it(
+    config: Any, arch: str, installed: bool, said: str
+) -> None:
+    """vLLM itself says so only when all weights are loaded."""
+    with (
+        patch("vllm.platforms.rocm._GCN_ARCH", arch),
+        patch("vllm.platforms.rocm._ON_GFX950", False),
+        patch(
+            "vllm_dsv4.rocm.checks.find_spec", lambda name: (installed or name != "aiter") or None
+        ),
+        pytest.raises(Refusal, match=rf"VLLM_ROCM_USE_AITER=0: on {arch[:6]}.*{said}.*to 1"),
+    ):
+        Dsv4RocmPlatform.check_and_update_config(config)
+
+
+def test_a_card_whose_indexer_is_aiters_passes_with_it(config: Any) -> None:
+    with (
+        patch("vllm.platforms.rocm._GCN_ARCH", "gfx942"),
+        patch("vllm.platforms.rocm._ON_GFX950", False),
+        patch("vllm._aiter_ops.rocm_aiter_ops.is_enabled", lambda: True),
+    ):
+        Dsv4RocmPlatform.check_and_update_config(config)
+
+
+def test_vllms_indexer_still_needs_aiter_on_other_cards() -> None:
+    """Once it does not, ``check_indexer`` can go."""
+    import inspect
+
+    from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
+
+    source = inspect.getsource(SparseAttnIndexer.forward_hip)
+    asked = ("rocm_aiter_ops.is_enabled()", "is_rdna_aiter_enabled()", "on_gfx11()", "on_gfx950()")
+    assert all(name in source for name in asked)
+    assert "requires AITER" in source
+
+
 def test_a_context_shorter_than_the_window_is_refused(config: Any) -> None:
     with (
         patch.object(config.model_config, "max_model_len", 100),

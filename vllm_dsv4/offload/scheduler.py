@@ -236,7 +236,6 @@ class TierScheduler:
         for number, ranks in report.done.items():
             self._count_done(number, ranks)
         for key in report.bad:
-            self.counters.refuse("file")
             self.host.drop(key)
             if self.disk is not None:
                 self.disk.forget(key)
@@ -318,7 +317,7 @@ class TierScheduler:
     def _save(self, kind: Kind, key: bytes, index: int) -> bool:
         entry = self.host.place(key, self._units(kind))
         if entry is None:
-            self.counters.refuse("host")
+            self.counters.refuse()
             return False
         save = partial(Save, piece=Piece(kind, key, index, entry.units))
         self._queued.append((self._map, _Job(entry, self._ranks, is_save=True), save))
@@ -376,7 +375,7 @@ class TierScheduler:
                 self.host.release(entry)
         if has_failed:
             self._refused.add(request_id)
-            self.counters.refuse("load")
+            self.counters.refuse(from_disk=bool(wait.read))
             logger.warning(
                 "Request %s is computed whole: its prefix could not be loaded.", request_id
             )

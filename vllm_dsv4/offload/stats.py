@@ -26,7 +26,7 @@ COUNTERS = {
         ("hits", "Requests that found a longer prefix in {} than on the card."),
         ("loads", "Requests whose prefix was loaded from {}."),
         ("saves", "Pages and snapshots that were saved to {}."),
-        ("refusals", "Pages, snapshots and loads that {} could not take or give."),
+        ("refusals", "Loads from {} that failed, and saves that found no room there."),
     )
 }
 SECONDS = "tier_load_seconds"
@@ -52,10 +52,9 @@ class TierCounters:
     def count_load(self, from_disk: bool) -> None:
         self._counts[f"{_tier(from_disk)}_loads"] += 1
 
-    def refuse(self, what: str) -> None:
-        """Args: what: ``host`` for a full pool, ``load`` for a load that failed, ``file`` for a
-        file that was not what its name says."""
-        self._counts["disk_refusals" if what == "file" else "host_refusals"] += 1
+    def refuse(self, from_disk: bool = False) -> None:
+        """A save that found no room, or a load that failed."""
+        self._counts[f"{_tier(from_disk)}_refusals"] += 1
 
     def take(self) -> dict[str, Any] | None:
         """All of it, or None if nothing changed."""

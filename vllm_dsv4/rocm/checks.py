@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,31 @@ def check_triton() -> None:
             "the ring kernels are written in it",
             f"Install the triton of your ROCm PyTorch build, {PAGED_PATH}",
         )
+
+
+def check_indexer(gcn_arch: str) -> None:
+    """vLLM's sparse indexer has kernels of its own for some cards; on the others it is aiter's, and
+    without it vLLM stops at the first pass, when all weights are loaded.
+
+    Raises:
+        Refusal: this card needs aiter, and it is missing or switched off.
+    """
+    from vllm._aiter_ops import rocm_aiter_ops
+    from vllm.platforms.rocm import on_gfx11, on_gfx950
+
+    if on_gfx11() or on_gfx950() or rocm_aiter_ops.is_enabled():
+        return
+    if rocm_aiter_ops.is_rdna_aiter_enabled():
+        return
+    is_missing = find_spec("aiter") is None
+    remedy = "Install it (vLLM's ROCm images have it) and set" if is_missing else "Set"
+    raise Refusal(
+        "VLLM_ROCM_USE_AITER",
+        os.environ.get("VLLM_ROCM_USE_AITER", "0"),
+        f"on {gcn_arch.split(':')[0]} vLLM's sparse indexer is aiter's, and the python package "
+        f"aiter is {'missing' if is_missing else 'switched off'}",
+        f"{remedy} the variable to 1",
+    )
 
 
 def check_context(config: VllmConfig) -> None:

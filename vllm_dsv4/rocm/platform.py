@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 from vllm.platforms.rocm import RocmPlatform
 
-from vllm_dsv4.rocm.checks import check_card, check_context, check_drafts, check_triton
+from vllm_dsv4.rocm.checks import (
+    check_card,
+    check_context,
+    check_drafts,
+    check_indexer,
+    check_triton,
+)
 from vllm_dsv4.rocm.sleep import keep_sinks
 from vllm_dsv4.serving.platform import (
     RingPlatform,
@@ -30,6 +36,7 @@ class Dsv4RocmPlatform(RingPlatform, RocmPlatform):
             return
         check_card(cls.gcn_arch())
         check_triton()
+        check_indexer(cls.gcn_arch())
         check_context(vllm_config)
         check_drafts(vllm_config)
         prepare_for_rings(vllm_config)
