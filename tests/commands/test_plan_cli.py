@@ -21,7 +21,7 @@ def test_json_is_all_that_reaches_stdout_and_has_the_promised_keys():
     command = [sys.executable, "-m", "vllm_dsv4.commands.cli.main", "plan", "flash", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     plan = json.loads(done.stdout)
-    assert set(plan) == {"native", "rings", "ratio", "deployment"}
+    assert set(plan) == {"native", "rings", "ratio", "deployment", "tiers"}
     assert set(plan["native"]) == SIDE
     assert set(plan["rings"]) == SIDE | {"num_slots", "bytes_per_slot", "ring_bytes", "c128_state"}
     assert plan["ratio"] == {

@@ -9,9 +9,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import BadRequestError
+from openai.types import Completion
 
 from tests.support.compose import command, health_command
 from tests.support.engine import Answer
@@ -100,22 +102,23 @@ def test_the_client_example(served: Served) -> None:
     assert said["stream"] == said["completion"] != "''"
 
 
+def given(completion: Completion) -> Answer:
+    """What was asked for with ``LOGPROBS``."""
+    choice = completion.choices[0]
+    assert choice.logprobs is not None
+    return Answer(
+        tokens=tuple(choice.model_dump()["token_ids"]),
+        logprobs=tuple(choice.logprobs.token_logprobs or ()),
+        cached=0,
+    )
+
+
+LOGPROBS: dict[str, Any] = {"logprobs": 0, "extra_body": IGNORE_EOS, **GREEDY}
+
+
 def test_32_requests_at_once_share_8_slots(served: Served) -> None:
     prompts = [prompt(200 + 5 * i, seed=i) for i in range(32)]
     seen: list[tuple[float, float]] = []
-
-    async def answer(tokens: list[int]) -> Answer:
-        """Greedily, beside whatever else is asked."""
-        completion = await served.asynchronous.completions.create(
-            prompt=tokens, max_tokens=24, logprobs=0, extra_body=IGNORE_EOS, **GREEDY
-        )
-        choice = completion.choices[0]
-        assert choice.logprobs is not None
-        return Answer(
-            tokens=tuple(choice.model_dump()["token_ids"]),
-            logprobs=tuple(choice.logprobs.token_logprobs or ()),
-            cached=0,
-        )
 
     async def watch() -> None:
         while True:
@@ -123,6 +126,11 @@ def test_32_requests_at_once_share_8_slots(served: Served) -> None:
             in_use = now["vllm:dsv4_slots_in_use"]
             seen.append((in_use, now["vllm:dsv4_requests_waiting_for_slot"]))
             await asyncio.sleep(0.1)
+
+    async def answer(tokens: list[int]) -> Answer:
+        """Beside whatever else is asked."""
+        ask = served.asynchronous.completions.create
+        return given(await ask(prompt=tokens, max_tokens=24, **LOGPROBS))
 
     async def ask() -> tuple[list[Answer], list[Answer]]:
         alone = [await answer(tokens) for tokens in prompts[:8]]
@@ -177,12 +185,11 @@ def test_a_prompt_that_is_too_long_is_refused_while_others_go_on(served: Served)
 def test_a_prompt_sent_twice_starts_from_a_snapshot(served: Served) -> None:
     before = served.running.metrics()
     question = prompt(700, seed=99)
-    answers = [
-        served.client.completions.create(
-            prompt=question, max_tokens=8, extra_body=IGNORE_EOS, **GREEDY
-        )
-        for _ in range(2)
-    ]
+
+    def ask(tokens: list[int]) -> Answer:
+        return given(served.client.completions.create(prompt=tokens, max_tokens=8, **LOGPROBS))
+
+    answers = [ask(question), ask(question)]
     after = served.running.metrics()
 
     def gained(name: str) -> float:
@@ -194,7 +201,13 @@ def test_a_prompt_sent_twice_starts_from_a_snapshot(served: Served) -> None:
     assert gained("snapshots_taken_total") == 1
     assert after["vllm:dsv4_snapshot_slots"] == 256
     assert after["vllm:dsv4_snapshot_bytes"] > 0
-    assert len({answer.choices[0].text for answer in answers}) == 1
+    # The second computed fewer rows at once than the first.
+    others = [prompt(700, seed=seed) for seed in range(4)]
+    yardstick = measure(
+        served, served.logit_step(question), others, [ask(other) for other in others]
+    )
+    found = [deviation(served, question, answer, answers[0]) for answer in answers]
+    assert yardstick.beyond(found) == []
 
 
 def test_the_dashboard_and_the_alerts_name_metrics_and_labels_that_the_server_shows(

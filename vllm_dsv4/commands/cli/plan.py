@@ -85,6 +85,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("exact", "online"),
         help="as VLLM_DSV4_C128_STATE (default: what that says, else exact)",
     )
+    for tier in ("host", "disk"):
+        parser.add_argument(
+            f"--{tier}-gib",
+            type=float,
+            default=0.0,
+            metavar="GIB",
+            help=f"of an engine's prefix cache {'in host memory' if tier == 'host' else 'on disk'} "
+            "(see docs/tiers.md)",
+        )
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
 
@@ -111,6 +120,8 @@ def run(args: argparse.Namespace) -> int:
             speculative_method=args.speculative_method,
             async_scheduling=args.async_scheduling,
             enable_prefix_caching=args.enable_prefix_caching,
+            host_gib=args.host_gib,
+            disk_gib=args.disk_gib,
         )
     except (UnknownModel, BadFlag) as error:
         return _fail(str(error), 2)

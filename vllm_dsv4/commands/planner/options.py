@@ -42,6 +42,8 @@ class PlanOptions:
         speculative_tokens: drafts of a step.
         async_scheduling: vLLM then has two batches in flight, and its paged path reserves for both.
         enable_prefix_caching: rings then have snapshots beside the slots.
+        host_gib: host memory of an engine for its prefix cache; 0 for none.
+        disk_gib: the same on disk.
     """
 
     model: PlannedModel
@@ -58,6 +60,8 @@ class PlanOptions:
     speculative_method: str = "mtp"
     async_scheduling: bool = False
     enable_prefix_caching: bool = False
+    host_gib: float = 0.0
+    disk_gib: float = 0.0
 
     def __post_init__(self) -> None:
         for flag, value in (
@@ -76,6 +80,16 @@ class PlanOptions:
         if not 0 <= self.weights_gib <= MOST_GIB:
             raise BadFlag(
                 "--weights-gib", self.weights_gib, "no size of weights", "give GiB, 0 or more"
+            )
+        for flag, size in (("--host-gib", self.host_gib), ("--disk-gib", self.disk_gib)):
+            if not 0 <= size <= MOST_GIB:
+                raise BadFlag(flag, size, "no size of a prefix cache", "give GiB, 0 or more")
+        if self.disk_gib and not self.host_gib:
+            raise BadFlag(
+                "--disk-gib",
+                self.disk_gib,
+                "what is on disk is loaded through host memory",
+                "give --host-gib too",
             )
         self._check_experts()
         if self.speculative_tokens < 0:
