@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import subprocess
 import sys
@@ -11,17 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from openai import BadRequestError
 from openai.types import Completion
 
 from tests.support.compose import command, health_command
 from tests.support.engine import Answer
-from tests.support.faithful import deviation, measure
+from tests.support.faithful import Yardstick, deviation, measure
 from tests.support.monitoring import BY_PROMETHEUS, OF_PROMETHEUS, all_uses
 from tests.support.prompts import prompt
 from tests.support.served import GREEDY, Served
-from tests.support.server import EXAMPLES, environment, free_port, serving
+from tests.support.server import EXAMPLES, environment, free_port, serving, wait_for
+from tests.support.tiers import transfer_config
 
 SLOTS = 8
 IGNORE_EOS = {"ignore_eos": True, "return_token_ids": True}
@@ -50,8 +53,10 @@ def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         "VLLM_LOG_STATS_INTERVAL": "1",
         "VLLM_RPC_BASE_PATH": str(folder),
         "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
     }
-    started = [*command("cpu", folder / "models"), *address]
+    tiers = ["--kv-transfer-config", json.dumps(transfer_config(0.25, folder / "tier"))]
+    started = [*command("cpu", folder / "models"), *address, *tiers]
     with serving(started, port, folder, env) as running:
         running.wait_until_ready()
         yield Served(running)
@@ -114,6 +119,17 @@ def given(completion: Completion) -> Answer:
 
 
 LOGPROBS: dict[str, Any] = {"logprobs": 0, "extra_body": IGNORE_EOS, **GREEDY}
+
+
+def ask(served: Served, tokens: list[int]) -> Answer:
+    return given(served.client.completions.create(prompt=tokens, max_tokens=8, **LOGPROBS))
+
+
+def noise(served: Served, length: int) -> Yardstick:
+    """What rounding alone does to prompts of a length."""
+    others = [prompt(length, seed=1000 + seed) for seed in range(4)]
+    answers = [ask(served, other) for other in others]
+    return measure(served, served.logit_step(others[0]), others, answers)
 
 
 def test_32_requests_at_once_share_8_slots(served: Served) -> None:
@@ -186,10 +202,7 @@ def test_a_prompt_sent_twice_starts_from_a_snapshot(served: Served) -> None:
     before = served.running.metrics()
     question = prompt(700, seed=99)
 
-    def ask(tokens: list[int]) -> Answer:
-        return given(served.client.completions.create(prompt=tokens, max_tokens=8, **LOGPROBS))
-
-    answers = [ask(question), ask(question)]
+    answers = [ask(served, question), ask(served, question)]
     after = served.running.metrics()
 
     def gained(name: str) -> float:
@@ -202,12 +215,7 @@ def test_a_prompt_sent_twice_starts_from_a_snapshot(served: Served) -> None:
     assert after["vllm:dsv4_snapshot_slots"] == 256
     assert after["vllm:dsv4_snapshot_bytes"] > 0
     # The second computed fewer rows at once than the first.
-    others = [prompt(700, seed=seed) for seed in range(4)]
-    yardstick = measure(
-        served, served.logit_step(question), others, [ask(other) for other in others]
-    )
-    found = [deviation(served, question, answer, answers[0]) for answer in answers]
-    assert yardstick.beyond(found) == []
+    assert noise(served, 700).beyond([deviation(served, question, answers[1], answers[0])]) == []
 
 
 def test_the_dashboard_and_the_alerts_name_metrics_and_labels_that_the_server_shows(
@@ -221,6 +229,24 @@ def test_the_dashboard_and_the_alerts_name_metrics_and_labels_that_the_server_sh
     assert len(named) > 20
     assert {use.metric for use in named} - shown.keys() == set()
     assert [use for use in named if not use.labels <= shown[use.metric]] == []
+
+
+def test_a_prefix_that_the_card_forgot_is_loaded(served: Served) -> None:
+    """The server saves by itself, also when nobody asks it anything more."""
+    question = prompt(800, seed=5)
+
+    first, before = ask(served, question), served.running.metrics()
+    wait_for(lambda: served.metric("dsv4_disk_saves_total") >= 4, 30, "files of the prefix")
+    assert httpx.post(f"{served.running.url}/reset_prefix_cache").status_code == 200
+    second, after = ask(served, question), served.running.metrics()
+    gained = {
+        name: after[f"vllm:dsv4_{name}"] - before[f"vllm:dsv4_{name}"]
+        for name in ("host_hits_total", "host_loads_total", "tier_load_seconds_count")
+    }
+    assert gained == dict.fromkeys(gained, 1)
+    assert after["vllm:dsv4_host_bytes"] > 0
+    assert after["vllm:dsv4_disk_bytes"] > 0
+    assert noise(served, 800).beyond([deviation(served, question, second, first)]) == []
 
 
 def test_the_compose_file_finds_the_server_healthy(served: Served) -> None:
