@@ -90,7 +90,6 @@ rehearse-all: setup
 	$(REHEARSE) --mode eager --drafts ngram
 	$(REHEARSE) --mode piecewise
 	$(REHEARSE) --drafts mtp
-	$(REHEARSE) --card gfx942 --mode eager --no-compare
 
 soak: setup
 	SOAK_REQUESTS=10000 $(PYTEST) tests/soak -s

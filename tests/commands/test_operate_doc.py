@@ -1,4 +1,4 @@
-"""The figures in docs/operate.md are what the commands above them print today."""
+"""The figures in docs/operate.md and docs/tiers.md are what the commands above them print today."""
 
 import json
 import re
@@ -8,8 +8,15 @@ import pytest
 
 from vllm_dsv4.commands.cli.main import main
 
-TEXT = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
-BLOCKS = re.findall(r"```console\n\$ vllm-dsv4 ([^\n]*)\n(.*?)```", TEXT, re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "operate.md").read_text()
+BLOCKS = [
+    block
+    for name in ("operate.md", "tiers.md")
+    for block in re.findall(
+        r"```console\n\$ vllm-dsv4 ([^\n]*)\n(.*?)```", (DOCS / name).read_text(), re.DOTALL
+    )
+]
 
 
 @pytest.mark.parametrize(("command", "expected"), BLOCKS, ids=[command for command, _ in BLOCKS])

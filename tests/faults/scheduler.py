@@ -191,6 +191,23 @@ FAULTS = [
         ),
     ),
     fault(
+        REBUILT,
+        "A loaded snapshot is let go before the step that copies it",
+        "tests/ring/test_loads.py::"
+        "test_a_loaded_snapshot_stays_until_the_step_that_copies_it_is_scheduled",
+        (
+            SNAPSHOTS,
+            "self._loaded[request.request_id] = loaded",
+            "self._pinned[request.request_id] = loaded",
+        ),
+    ),
+    fault(
+        REBUILT,
+        "A request that is given up keeps the place of what it loads",
+        "tests/ring/test_loads.py::test_a_request_given_up_gives_back_slot_place_and_pages",
+        (SNAPSHOTS, "(self._pinned, self._loading, self._loaded)", "(self._pinned,)"),
+    ),
+    fault(
         TURNS,
         "A resumed request orders no snapshot where its own tokens end",
         f"{TEST_SNAPSHOTS}::test_a_resumed_request_leaves_a_snapshot_where_its_tokens_end",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,12 +40,11 @@ class Tiers:
 
     def settle(self) -> None:
         """Have saves and files finished, as a serving engine does by itself."""
-        for _ in range(2000):
-            if not self.engine.scheduler.has_requests() and not self.scheduler._jobs:
-                break
+        deadline = time.monotonic() + 60
+        while self.engine.scheduler.has_requests():
+            assert time.monotonic() < deadline, "the tiers do not come to rest"
             self.engine.core.step_fn()
-        else:
-            raise AssertionError("the tiers do not come to rest")
+        assert not self.scheduler._jobs
 
     def forget_the_card(self) -> None:
         """Reset the prefix cache, and overwrite every page and every row of every ring."""
@@ -60,6 +60,11 @@ class Tiers:
         self.settle()
         self.scheduler.host.clear()
         self.worker.pool.fill_(0xFF)
+
+    def forget_everything(self) -> None:
+        """Every tier too, as ``reset_prefix_cache(reset_connector=True)``."""
+        self.forget_the_card()
+        self.scheduler.reset()
 
     def again(self, prompts: Sequence[Sequence[int]], **kwargs: Any) -> list[Answer]:
         """Ask once more, each alone, with nothing left on the card."""

@@ -118,7 +118,7 @@ class Dsv4RingConnector(KVConnectorBase_V1, SupportsHMA):
         return self.request_finished(request, [])
 
     def has_pending_push_work(self) -> bool:
-        return self._tiers.has_unsent()
+        return self._tiers.has_work()
 
     def reset_cache(self) -> bool:
         self._tiers.reset()

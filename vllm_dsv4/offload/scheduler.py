@@ -225,10 +225,9 @@ class TierScheduler:
         orders.tell_weights = self._map is not self._trusted_map
         return orders
 
-    def has_unsent(self) -> bool:
-        """Whether a step without tokens is of use: to send orders, or to hear of saves."""
-        waiting = any(job.is_save for job in self._jobs.values())
-        return bool(self._queued or self._orders.writes or waiting)
+    def has_work(self) -> bool:
+        """Whether a step without tokens is of use: to send orders, or to hear of copies."""
+        return bool(self._queued or self._orders.writes or self._jobs)
 
     def learn(self, report: Report | None, received: set[str], failed: set[str]) -> None:
         """What the workers say of a step."""

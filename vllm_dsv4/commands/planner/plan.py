@@ -13,7 +13,7 @@ from vllm_dsv4.commands.planner.config import planning_config
 from vllm_dsv4.commands.planner.options import GIB, PlanOptions
 from vllm_dsv4.commands.planner.parts import largest_part, taken
 from vllm_dsv4.commands.planner.specs import paged_specs, ring_specs
-from vllm_dsv4.commands.planner.tiers import plan_tiers, tiers_as_json
+from vllm_dsv4.commands.planner.tiers import TierPlan, plan_tiers, tiers_as_json
 from vllm_dsv4.commands.planner.vllm_planner import plan_pool, pool_of_any_size
 from vllm_dsv4.ring.geometry import C128State, RingGeometry
 from vllm_dsv4.ring.plan import ring_geometry
@@ -89,6 +89,12 @@ class Plan:
     def concurrency_ratio(self) -> float:
         return self.rings.concurrency / self.native.concurrency
 
+    @property
+    def tiers(self) -> list[TierPlan]:
+        return plan_tiers(
+            self.options, self.bytes_per_block, self.bytes_per_snapshot, self.native.tokens
+        )
+
     def to_json(self) -> dict[str, Any]:
         return {
             "native": asdict(self.native),
@@ -102,7 +108,7 @@ class Plan:
                 "tokens": self.options.data_parallel_size * self.rings.tokens,
                 "concurrency": self.options.data_parallel_size * self.rings.concurrency,
             },
-            "tiers": tiers_as_json(plan_tiers(self)),
+            "tiers": tiers_as_json(self.tiers),
         }
 
 

@@ -8,7 +8,7 @@ from vllm_dsv4.commands.planner.config import planning_config
 from vllm_dsv4.commands.planner.options import GIB, PlanOptions
 from vllm_dsv4.commands.planner.plan import DoesNotFit, Plan, make_plan
 from vllm_dsv4.commands.planner.suggest import most_snapshots
-from vllm_dsv4.commands.planner.tiers import describe_tiers, plan_tiers
+from vllm_dsv4.commands.planner.tiers import describe_tiers
 from vllm_dsv4.ring.geometry import C128State
 from vllm_dsv4.ring.plan import ring_geometry
 from vllm_dsv4.settings import read_settings
@@ -19,8 +19,8 @@ def describe(plan: Plan) -> str:
     parts = [_headline(plan), _asked(plan.options), _memory(plan), _table(plan)]
     if plan.options.data_parallel_size > 1:
         parts.append(_all_engines(plan))
-    if tiers := plan_tiers(plan):
-        parts.append(describe_tiers(tiers))
+    if plan.tiers:
+        parts.append(describe_tiers(plan.tiers))
     parts += _notes(plan)
     return "\n\n".join(parts)
 

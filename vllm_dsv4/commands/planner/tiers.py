@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vllm_dsv4.commands.planner.options import GIB
+from vllm_dsv4.commands.planner.options import GIB, PlanOptions
 from vllm_dsv4.offload.sizes import RankSizes
 from vllm_dsv4.ring.geometry import BLOCK_SIZE
-
-if TYPE_CHECKING:
-    from vllm_dsv4.commands.planner.plan import Plan
 
 CONVERSATION_TOKENS = 8192
 """Of a resting conversation, by which tiers are compared."""
@@ -50,10 +47,15 @@ class TierPlan:
         )
 
 
-def plan_tiers(plan: Plan) -> list[TierPlan]:
-    """The tiers that the options name."""
-    options = plan.options
-    sizes = RankSizes.of(plan.bytes_per_block, plan.bytes_per_snapshot, 0)
+def plan_tiers(
+    options: PlanOptions, bytes_per_block: int, bytes_per_snapshot: int, paged_tokens: int
+) -> list[TierPlan]:
+    """The tiers that the options name.
+
+    Args:
+        paged_tokens: that vLLM's own pool holds in the same memory.
+    """
+    sizes = RankSizes.of(bytes_per_block, bytes_per_snapshot, 0)
     blocks = CONVERSATION_TOKENS // BLOCK_SIZE
     units = blocks + sizes.units_per_snapshot
     tiers = []
@@ -72,7 +74,7 @@ def plan_tiers(plan: Plan) -> list[TierPlan]:
                     conversations=conversations,
                     bytes_per_token=sizes.page_bytes / BLOCK_SIZE,
                     bytes_per_conversation=nbytes,
-                    paged_bytes_per_token=options.cache_bytes / plan.native.tokens,
+                    paged_bytes_per_token=options.cache_bytes / paged_tokens,
                 )
             )
     return tiers
