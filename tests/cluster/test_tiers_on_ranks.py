@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.test_tensor_parallel import NO_BINDING, OPTIONS
+from tests.cluster.test_pipeline_parallel import ENVIRONMENT, TRACED
+from tests.cluster.test_tensor_parallel import OPTIONS
 from tests.support.prompts import prompt
 from tests.support.ranks import run_of_ranks
-from tests.support.ray_node import LOOPBACK
 from tests.support.tiers import transfer_config
 
 BLOCK = 256
@@ -35,12 +35,12 @@ def test_two_ranks_load_what_two_ranks_saved(model: Path, tmp_path: Path, ranks:
         "max_num_batched_tokens": BLOCK,
         "enable_prefix_caching": True,
         "kv_transfer_config": transfer_config(0.25, tmp_path / "disk"),
+        **(TRACED if ranks == "pipeline" else {}),
     }
 
     def run(name: str) -> list[tuple[int, tuple[int, ...], tuple[float, ...]]]:
         (tmp_path / name).mkdir()
-        env = LOOPBACK | NO_BINDING
-        found = run_of_ranks(model, tmp_path / name, PROMPTS, TOKENS, env, **options)
+        found = run_of_ranks(model, tmp_path / name, PROMPTS, TOKENS, ENVIRONMENT, **options)
         return [(answer.cached, answer.tokens, answer.logprobs) for answer in found.answers]
 
     cold, loaded = run("saves"), run("loads")

@@ -13,6 +13,8 @@ from vllm_dsv4.ring.refusal import Refusal
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+    from vllm_dsv4.offload.sizes import RankSizes
+
 CONNECTOR = "Dsv4RingConnector"
 FLAG = "--kv-transfer-config"
 EXAMPLE = (
@@ -109,6 +111,37 @@ def check_tiers(vllm_config: VllmConfig) -> None:
             "vLLM begins its hashes with another random number at each start, so that no file "
             "would be found again",
             "Use sha256, or set PYTHONHASHSEED",
+        )
+
+
+def check_host_memory(sizes: RankSizes, ranks: int, available: int) -> None:
+    """Refuse a pool that this host has no memory for, or that could never serve a load.
+
+    Args:
+        sizes: of one rank.
+        ranks: of the engine, which share ``host_gib``.
+        available: bytes of this host.
+
+    Raises:
+        Refusal: before the pool is allocated.
+    """
+    wanted = sizes.num_units * sizes.unit_bytes
+    given = round(wanted * ranks / 2**30, 2)
+    least = (1 + sizes.units_per_snapshot) * sizes.unit_bytes
+    if wanted < least:
+        raise _refusal(
+            HOST,
+            given,
+            f"leaves each of {ranks} ranks less than one block and one snapshot, {least:,} bytes",
+            f"Give {least * ranks / 2**30:.2f} or more",
+        )
+    if wanted > available:
+        raise _refusal(
+            HOST,
+            given,
+            f"gives each of {ranks} ranks {wanted / 2**30:.2f} GiB, and this host has "
+            f"{available / 2**30:.2f} GiB left",
+            "Give less",
         )
 
 

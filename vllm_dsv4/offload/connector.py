@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -13,7 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from vllm_dsv4.offload.config import read_config
+from vllm_dsv4.offload.config import CONNECTOR, check_host_memory, read_config
 from vllm_dsv4.offload.device import DeviceBytes
 from vllm_dsv4.offload.jobs import Orders, Report
 from vllm_dsv4.offload.scheduler import TierScheduler
@@ -136,6 +137,11 @@ class Dsv4RingConnector(KVConnectorBase_V1, SupportsHMA):
 
         layers = self._vllm_config.compilation_config.static_forward_context
         rings = [layer for layer in layers.values() if isinstance(layer, RingCache)]
+        if not rings:
+            raise RuntimeError(
+                f"{CONNECTOR} is of use only for DeepSeek-V4 on rings, and this model has none: "
+                "remove --kv-transfer-config, or VLLM_DSV4_RING=0"
+            )
         self.arenas: list[RingArena] = list({id(r.arena): r.arena for r in rings}.values())
         names = {name for name in kv_caches if not isinstance(layers[name], RingCache)}
         device = DeviceBytes((kv_caches[name] for name in sorted(names)), self.arenas)
@@ -146,6 +152,7 @@ class Dsv4RingConnector(KVConnectorBase_V1, SupportsHMA):
             self.config.host_bytes // world,
             self._weights(),
         )
+        check_host_memory(sizes, world, psutil.virtual_memory().available)
         self.worker = TierWorker(
             device,
             sizes,

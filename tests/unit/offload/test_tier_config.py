@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from vllm_dsv4.offload.config import CONNECTOR, check_tiers, read_config
+from vllm_dsv4.offload.config import CONNECTOR, check_host_memory, check_tiers, read_config
+from vllm_dsv4.offload.sizes import RankSizes
 from vllm_dsv4.ring.refusal import Refusal
 
 
@@ -81,3 +82,23 @@ def test_what_else_does_not_go_with_it_is_named(
     with pytest.raises(Refusal) as refused:
         check_tiers(asked)
     assert named in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("host_bytes", "ranks", "said"),
+    [
+        (5_000_000, 1, "less than one block and one snapshot"),
+        (64 << 30, 2, "gives each of 2 ranks 64.00 GiB, and this host has 20.00 GiB left"),
+    ],
+)
+def test_a_pool_that_cannot_be_or_cannot_serve_is_refused(
+    host_bytes: int, ranks: int, said: str
+) -> None:
+    sizes = RankSizes.of(1 << 20, 5 << 20, host_bytes)
+    with pytest.raises(Refusal, match="host_gib=") as refused:
+        check_host_memory(sizes, ranks, available=20 << 30)
+    assert said in str(refused.value)
+
+
+def test_a_pool_that_fits_passes() -> None:
+    check_host_memory(RankSizes.of(1 << 20, 5 << 20, 6 << 20), 8, available=20 << 30)
