@@ -31,6 +31,7 @@ PROGRAM = 700
 KINDS = {
     "arrive", "admit", "hit", "chunk", "decode", "draft", "reject", "preempt", "preempt scheduled",
     "abort", "finish", "deferred free", "restore", "snapshot", "evict", "reset",
+    "load", "load failed",
 }  # fmt: skip
 
 

@@ -129,7 +129,7 @@ class SimulatedWorker:
         source = numbers[row.SOURCE] if self.num_snapshots else 0
         hit = source != 0 and numbers[row.HIT_BLOCKS] * self.block_size == chunk.first
         if chunk.first == 0 or hit:
-            self._poison(slot)
+            self.poison(slot)
         if hit:
             self._check_snapshot_slot(chunk, source)
             self._copy(source, slot, chunk.first)
@@ -195,7 +195,8 @@ class SimulatedWorker:
                 if found is not None:
                     ring[flat_row(target, position, kind.rows)] = found
 
-    def _poison(self, slot: int) -> None:
+    def poison(self, slot: int) -> None:
+        """Nothing that was written there can be read any more."""
         for kind in self.kinds:
             ring = self.rings[kind.name]
             for numbered in range(slot * kind.rows, (slot + 1) * kind.rows):

@@ -14,6 +14,7 @@ from typing import Any
 from vllm.v1.request import Request, RequestStatus
 
 from tests.support.blocks import Blocks, make_request
+from tests.support.simulated_loads import SimulatedLoads
 from tests.support.simulated_rings import Chunk, SimulatedWorker
 from tests.support.simulated_trace import (
     BLOCK_SIZE,
@@ -63,6 +64,7 @@ class Simulation:
         self.waiting: deque[Life] = deque()
         self.running: list[Life] = []
         self.ended: list[list[int]] = []
+        self.loads = SimulatedLoads(self)
         self.steps: deque[Step] = deque()
         self.left: list[Stay] = []
         self.free_lines = list(range(LINES))
@@ -79,7 +81,7 @@ class Simulation:
             acts[self.program.below(len(acts))]()
             self.check()
         for _ in range(4000):
-            if not (self.waiting or self.running or self.steps):
+            if not (self.waiting or self.running or self.steps or self.loads.loads):
                 break
             self.step()
             self.check()
@@ -98,7 +100,9 @@ class Simulation:
     def check(self) -> None:
         """All that must hold between any two operations."""
         counts = self.blocks.rings.check_integrity()
-        assert counts.held == len(self.running), f"{counts.held} slots, {len(self.running)} run"
+        arrived = [life for life in self.waiting if life.request.num_computed_tokens]
+        holders = len(self.running) + len(self.loads.loads) + len(arrived)
+        assert counts.held == holders, f"{counts.held} slots, {holders} requests hold one"
         lent = {
             block.block_id
             for blocks in self.blocks.paged.req_to_blocks.values()
@@ -125,7 +129,8 @@ class Simulation:
         self.operations["arrive"] += 1
 
     def abort(self) -> None:
-        everybody = [*self.running, *self.waiting]
+        loading = [life for life in self.loads.lives if not life.request.is_finished()]
+        everybody = [*self.running, *self.waiting, *loading]
         if everybody:
             self._end(everybody[self.program.below(len(everybody))], RequestStatus.FINISHED_ABORTED)
             self.operations["abort"] += 1
@@ -169,15 +174,20 @@ class Simulation:
         return preempted
 
     def _admit(self, scheduled: list[Scheduled]) -> None:
+        self.loads.end_those_due()
         while self.waiting and len(self.running) < LINES - 1:
             life = self.waiting[0]
             manager, request = self.blocks.manager, life.request
-            computed, hit, boundary = manager.get_computed_blocks(request)
-            request.shared_prefix_boundary = boundary
+            hit, found = request.num_computed_tokens, {}
+            if hit == 0:
+                computed, hit, boundary = manager.get_computed_blocks(request)
+                request.shared_prefix_boundary = boundary
+                if self.loads.begin(life, computed, hit):
+                    self.waiting.popleft()
+                    continue
+                found = {"num_new_computed_tokens": hit, "new_computed_blocks": computed}
             tokens = min(1 + self.program.below(60), request.num_tokens - hit)
-            given = self._allocate(
-                request, tokens, num_new_computed_tokens=hit, new_computed_blocks=computed
-            )
+            given = self._allocate(request, tokens, **found)
             if given is None:
                 break
             self.waiting.popleft()
@@ -245,9 +255,10 @@ class Simulation:
         life.request.status = status
         if life in self.running:
             self._leave(life)
-        else:
+        elif life in self.waiting:
             self.waiting.remove(life)
             self._free(life.request)
+        # What is loading gives back what it holds when its bytes have come.
         self.ended.append(list(life.request.all_token_ids))
 
     def _leave(self, life: Life) -> None:
